@@ -1,0 +1,1094 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-3-Clause) */
+/*
+ * Token, graph and op level for engines built on ggml.
+ *
+ * Token and graph programs are sleepable: bpf_copy_from_user() pages memory in,
+ * where bpf_probe_read_user() returns -EFAULT for a page that is valid but not
+ * present. The op program is not: the engine has just used what it reads.
+ *
+ * Programs attached to uprobes are preemptible, so nothing is kept per CPU but
+ * counters: what a thread needs lives in its entry of `threads`. An entry exists
+ * only for a thread inside a watched call or graph, which is also how the op
+ * program tells thread 0 (the one that called ggml_graph_compute) from the rest
+ * of the pool without reading params->ith.
+ */
+#include "kernel.h"
+#include "events.h"
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+#define MAX_NODES 16384
+#define MAX_FRAMES 8
+#define MAX_INT_CHUNKS 256
+#define SNAPSHOT_NODES 64
+#define WINDOW 8		/* node pointers read at once by the op program */
+#define MAX_WINDOWS 64
+#define MAX_USED_EXPERTS 32
+#define EXPERT_BITS (CHUNK_INTS * 32)
+#define ABSENT 0xffff
+
+struct frame {
+	__u64 ts;
+	__u64 sp;		/* at function entry */
+	__u64 object;
+	__u32 seq;
+	__u32 level;
+};
+
+struct thread {
+	struct frame frames[MAX_FRAMES];
+	__u32 depth;
+	__u32 layout;
+	/* the whole graph that is open on this thread (LV_SCHED) */
+	__u64 whole_nodes_first, whole_nodes_last, whole_hash;
+	__u32 whole_n_nodes, whole_flags;
+	/* the CPU graph that runs on this thread */
+	__u64 nodes;		/* 0: none */
+	__u32 n_nodes;
+	__u32 next;		/* first index that a hit may name */
+	__u32 seq;
+	__u32 has_experts;
+	__u32 hits, accepted, lost, op_faults;
+	/* scratch of this thread's programs */
+	__u64 window[WINDOW];
+	__u8 tensor[RAW_BYTES + 64];
+	__u8 source[128];
+	__u32 bitmap[CHUNK_INTS];
+	__u32 ids[MAX_USED_EXPERTS];
+};
+
+struct graph_key {
+	__u64 cgraph;
+	__u32 tgid;
+	__u32 pad;
+};
+
+struct graph_info {		/* what one walk found; valid while uid stays the same */
+	__u64 uid;
+	__u64 nodes;
+	__u64 hash;
+	__u64 pos_tensor;	/* second source of the first ROPE */
+	__u64 out_tensor;	/* row ids of the first GET_ROWS on a computed tensor */
+	__u32 n_nodes;
+	__u32 has_experts;
+};
+
+struct hash_key {
+	__u64 hash;
+	__u32 tgid;
+	__u32 n_nodes;
+};
+
+struct counters {
+	__u64 value[ST_COUNT];
+};
+
+#define RING(name, size)					\
+	struct {						\
+		__uint(type, BPF_MAP_TYPE_RINGBUF);		\
+		__uint(max_entries, size);			\
+	} name SEC(".maps")
+
+/* One ring per record size: user space decodes each in bulk. Sizes may be changed
+ * before loading. */
+RING(events, 256 << 10);
+RING(ops, 4 << 20);
+RING(nodes, 4 << 20);
+RING(ints, 1 << 20);
+RING(raws, 256 << 10);
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 16);
+	__type(key, __u32);
+	__type(value, struct layout);
+} layouts SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1024);
+	__type(key, __u32);	/* tgid */
+	__type(value, __u32);	/* index into layouts */
+} targets SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1024);
+	__type(key, __u32);	/* tid */
+	__type(value, struct thread);
+} threads SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1024);
+	__type(key, struct graph_key);
+	__type(value, struct graph_info);
+} graphs SEC(".maps");
+
+/* 1: descriptors were sent, 2: user space has them all. User space deletes an
+ * entry whose descriptors did not arrive, and they are sent again. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 4096);
+	__type(key, struct hash_key);
+	__type(value, __u32);
+} known SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct counters);
+} stats SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} last_seq SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct thread);	/* stays zero: the initial value of an entry */
+} blank SEC(".maps");
+
+/* So that the records' types and constants are in the object's BTF. */
+const struct op_hit *btf_op_hit __attribute__((unused)) = 0;
+const struct node_desc *btf_node_desc __attribute__((unused)) = 0;
+const struct int_chunk *btf_int_chunk __attribute__((unused)) = 0;
+const struct raw_chunk *btf_raw_chunk __attribute__((unused)) = 0;
+const struct event *btf_event __attribute__((unused)) = 0;
+const enum event_kind btf_event_kind __attribute__((unused)) = 0;
+const enum event_level btf_event_level __attribute__((unused)) = 0;
+const enum event_flag btf_event_flag __attribute__((unused)) = 0;
+const enum op_flag btf_op_flag __attribute__((unused)) = 0;
+const enum node_role btf_node_role __attribute__((unused)) = 0;
+const enum chunk_what btf_chunk_what __attribute__((unused)) = 0;
+const enum raw_what btf_raw_what __attribute__((unused)) = 0;
+const enum stat btf_stat __attribute__((unused)) = 0;
+const enum op_probe btf_op_probe __attribute__((unused)) = 0;
+
+static __always_inline void count(enum stat which)
+{
+	__u32 zero = 0;
+	struct counters *c = bpf_map_lookup_elem(&stats, &zero);
+
+	/* Atomic, for a program may be preempted by another on the same CPU; on a
+	 * per-CPU value, for the line stays in this core. */
+	if (c)
+		__sync_fetch_and_add(&c->value[which], 1);
+}
+
+static __always_inline __u32 new_seq(void)
+{
+	__u32 zero = 0;
+	__u32 *last = bpf_map_lookup_elem(&last_seq, &zero);
+
+	return last ? __sync_fetch_and_add(last, 1) + 1 : 1;
+}
+
+static __always_inline __u32 cookie_level(__u64 cookie)
+{
+	return cookie & 0xff;
+}
+
+static __always_inline __u64 cookie_moved(__u64 cookie)
+{
+	return (cookie >> 8) & 0xffff;
+}
+
+static __always_inline bool is_call(__u32 level)
+{
+	return level < LV_SCHED;
+}
+
+/* ---- fields of a tensor that was read into a thread's scratch ------------- */
+
+static __always_inline __u64 tensor_u64(const struct thread *t, __u16 off)
+{
+	return *(const __u64 *)(t->tensor + (off & 0x1f8));
+}
+
+static __always_inline __u32 tensor_u32(const struct thread *t, __u16 off)
+{
+	return *(const __u32 *)(t->tensor + (off & 0x1fc));
+}
+
+static __always_inline __u64 mix(__u64 h, __u64 v)
+{
+	h = (h ^ v) * 0x9e3779b97f4a7c15ULL;
+	return h ^ (h >> 29);
+}
+
+/* ---- the walk: a fingerprint of the graph, and what to read at each run ---- */
+
+struct walk {
+	struct thread *t;
+	const struct layout *l;
+	__u64 nodes;
+	__u64 hash;
+	__u64 pos_tensor;
+	__u64 out_tensor;
+	__u32 has_experts;
+	__u32 faults;
+};
+
+/* Mixes op, type and shape of the source at `addr`; returns its op, or -1. */
+static __always_inline long mix_source(struct walk *w, __u64 addr, __u32 *type)
+{
+	const struct layout *l = w->l;
+	struct thread *t = w->t;
+	__u64 *ne;
+	__u32 op;
+
+	if (bpf_copy_from_user(t->source, 96, (void *)addr)) {
+		w->faults++;
+		return -1;
+	}
+	*type = *(__u32 *)(t->source + (l->t_type & 0x3c));
+	op = *(__u32 *)(t->source + (l->t_op & 0x7c));
+	ne = (__u64 *)(t->source + (l->t_ne & 0x38));
+	w->hash = mix(w->hash, ((__u64)op << 32) | *type);
+	w->hash = mix(w->hash, ne[0] ^ (ne[1] << 32));
+	w->hash = mix(w->hash, ne[2] ^ (ne[3] << 32));
+	return op;
+}
+
+static long walk_node(__u32 i, struct walk *w)
+{
+	const struct layout *l = w->l;
+	struct thread *t = w->t;
+	__u32 op, type, source_type = 0, second_type = 0;
+	__u64 addr = 0, src;
+	long first = -1, second = -1;
+	__u32 size = l->t_src + 8 * MAX_SRC;
+	int s;
+
+	if (bpf_copy_from_user(&addr, sizeof(addr), (void *)(w->nodes + 8ULL * i)) || !addr) {
+		w->faults++;
+		return 0;
+	}
+	if (size > RAW_BYTES)
+		size = RAW_BYTES;
+	if (bpf_copy_from_user(t->tensor, size, (void *)addr)) {
+		w->faults++;
+		return 0;
+	}
+	op = tensor_u32(t, l->t_op);
+	type = tensor_u32(t, l->t_type);
+	w->hash = mix(w->hash, ((__u64)op << 32) | type);
+	w->hash = mix(w->hash, tensor_u64(t, l->t_ne) ^ (tensor_u64(t, l->t_ne + 8) << 32));
+	w->hash = mix(w->hash, tensor_u64(t, l->t_ne + 16) ^ (tensor_u64(t, l->t_ne + 24) << 32));
+	for (s = 0; s < MAX_SRC; s++) {
+		long source_op;
+
+		if (s >= l->n_src)
+			break;
+		src = tensor_u64(t, l->t_src + 8 * s);
+		if (!src)
+			continue;
+		w->hash = mix(w->hash, s + 1);
+		source_op = mix_source(w, src, &source_type);
+		if (s == 0) {
+			first = source_op;
+		} else if (s == 1) {
+			second = source_op;
+			second_type = source_type;
+		}
+	}
+	if (op == l->op_rope && !w->pos_tensor)
+		w->pos_tensor = tensor_u64(t, l->t_src + 8);
+	/* Row ids: a leaf of integers that picks rows of something computed. Expert
+	 * weights are picked by a computed index, tokens from a leaf. */
+	if (op == l->op_get_rows && !w->out_tensor && first > 0 && second == 0 &&
+	    second_type == l->type_i32)
+		w->out_tensor = tensor_u64(t, l->t_src + 8);
+	if (op == l->op_mul_mat_id)
+		w->has_experts = 1;
+	return 0;
+}
+
+/* ---- descriptors ----------------------------------------------------------- */
+
+struct describe {
+	struct thread *t;
+	const struct layout *l;
+	__u64 nodes;
+	__u32 seq;
+	__u32 lost;
+	/* for the leaf pass over one node */
+	__u32 index;
+};
+
+static __always_inline void fill_desc(struct node_desc *d, const struct thread *t,
+				      const struct layout *l)
+{
+	int i;
+
+	d->type = tensor_u32(t, l->t_type);
+	d->op = tensor_u32(t, l->t_op);
+	d->flags = l->t_flags == ABSENT ? 0 : tensor_u32(t, l->t_flags);
+	for (i = 0; i < 4; i++) {
+		d->ne[i] = tensor_u64(t, l->t_ne + 8 * i);
+		d->nb[i] = tensor_u64(t, l->t_nb + 8 * i);
+	}
+	for (i = 0; i < OP_PARAM_WORDS; i++)
+		d->op_params[i] = l->t_op_params == ABSENT ? 0 :
+			tensor_u32(t, l->t_op_params + 4 * i);
+	for (i = 0; i < MAX_SRC; i++)
+		d->src[i] = i < l->n_src ? tensor_u64(t, l->t_src + 8 * i) : 0;
+	d->view_src = l->t_view_src == ABSENT ? 0 : tensor_u64(t, l->t_view_src);
+	d->view_offs = l->t_view_offs == ABSENT ? 0 : tensor_u64(t, l->t_view_offs);
+	d->data = tensor_u64(t, l->t_data);
+	d->buffer = l->t_buffer == ABSENT ? 0 : tensor_u64(t, l->t_buffer);
+	d->extra = l->t_extra == ABSENT ? 0 : tensor_u64(t, l->t_extra);
+	for (i = 0; i < NAME_BYTES / 8; i++)
+		((__u64 *)d->name)[i] = tensor_u64(t, l->t_name + 8 * i);
+}
+
+static __always_inline void send_desc(struct describe *c, __u64 addr, __u32 index, __u32 role,
+				      __u32 slot)
+{
+	const struct layout *l = c->l;
+	struct thread *t = c->t;
+	struct node_desc *d;
+	__u32 size = l->t_size;
+	long err;
+
+	if (size > RAW_BYTES)
+		size = RAW_BYTES;
+	if (!size)
+		return;
+	err = bpf_copy_from_user(t->tensor, size, (void *)addr);
+	if (err)
+		count(ST_FAULT_NODE);
+	d = bpf_ringbuf_reserve(&nodes, sizeof(*d), 0);
+	if (!d) {
+		c->lost++;
+		count(ST_LOST_NODES);
+		return;
+	}
+	__builtin_memset(d, 0, sizeof(*d));
+	d->addr = addr;
+	d->seq = c->seq;
+	d->index = index;
+	d->role = role;
+	d->slot = slot;
+	d->fault = err ? 1 : 0;
+	if (!err)
+		fill_desc(d, t, l);
+	bpf_ringbuf_submit(d, BPF_RB_NO_WAKEUP);
+}
+
+/* Sends source `slot` of node c->index if it is a leaf: views of a cgraph have no
+ * leafs of their own, so weights and inputs are reached through their users. */
+static long describe_source(__u32 slot, struct describe *c)
+{
+	const struct layout *l = c->l;
+	__u64 addr = 0, src = 0;
+	__u32 op = 0;
+
+	if (slot >= l->n_src)
+		return 1;
+	/* Read again: sending a leaf overwrites the scratch. */
+	if (bpf_copy_from_user(&addr, sizeof(addr), (void *)(c->nodes + 8ULL * c->index)) || !addr)
+		return 1;
+	if (bpf_copy_from_user(&src, sizeof(src), (void *)(addr + l->t_src + 8ULL * slot)))
+		return 1;
+	if (!src)
+		return 0;
+	if (bpf_copy_from_user(&op, sizeof(op), (void *)(src + l->t_op))) {
+		count(ST_FAULT_NODE);
+		return 0;
+	}
+	if (op == 0)
+		send_desc(c, src, c->index, ND_LEAF, slot);
+	return 0;
+}
+
+static long describe_node(__u32 i, struct describe *c)
+{
+	__u64 addr = 0;
+
+	if (bpf_copy_from_user(&addr, sizeof(addr), (void *)(c->nodes + 8ULL * i)) || !addr) {
+		count(ST_FAULT_NODE);
+		return 0;
+	}
+	send_desc(c, addr, i, ND_NODE, 0);
+	c->index = i;
+	bpf_loop(MAX_SRC, describe_source, c, 0);
+	/* A full ring will not drain while we are here: the rest would be lost too,
+	 * and the whole graph is sent again anyway. */
+	return c->lost ? 1 : 0;
+}
+
+/* ---- snapshot for the choice of a layout ------------------------------------- */
+
+static __always_inline void send_raw(__u64 addr, __u32 seq, __u16 what, __u16 index)
+{
+	struct raw_chunk *r = bpf_ringbuf_reserve(&raws, sizeof(*r), 0);
+	__u32 size = RAW_BYTES;
+
+	if (!r) {
+		count(ST_LOST_RAWS);
+		return;
+	}
+	if (bpf_copy_from_user(r->bytes, RAW_BYTES, (void *)addr)) {
+		/* The arena may end before 512 bytes do. */
+		size = 320;
+		__builtin_memset(r->bytes, 0, RAW_BYTES);
+		if (bpf_copy_from_user(r->bytes, 320, (void *)addr)) {
+			size = 0;
+			count(ST_FAULT_GRAPH);
+		}
+	}
+	r->addr = addr;
+	r->seq = seq;
+	r->what = what;
+	r->index = index;
+	r->size = size;
+	r->tgid = bpf_get_current_pid_tgid() >> 32;
+	bpf_ringbuf_submit(r, BPF_RB_NO_WAKEUP);
+}
+
+static long snapshot_node(__u32 i, struct describe *c)
+{
+	__u64 addr = 0;
+
+	if (bpf_copy_from_user(&addr, sizeof(addr), (void *)(c->nodes + 8ULL * i)) || !addr)
+		return 1;
+	send_raw(addr, c->seq, RAW_NODE, i);
+	return 0;
+}
+
+/* ---- integers: positions and output rows ------------------------------------- */
+
+struct ints {
+	__u64 data;
+	__u64 ts;
+	__u32 n;
+	__u32 seq;
+	__u32 what;
+	__u32 lost;
+};
+
+static long send_ints(__u32 i, struct ints *c)
+{
+	__u32 offset = INLINE_INTS + i * CHUNK_INTS;
+	struct int_chunk *k;
+	__u32 n;
+
+	if (offset >= c->n)
+		return 1;
+	n = c->n - offset;
+	if (n > CHUNK_INTS)
+		n = CHUNK_INTS;
+	k = bpf_ringbuf_reserve(&ints, sizeof(*k), 0);
+	if (!k) {
+		count(ST_LOST_INTS);
+		return 1;
+	}
+	k->ts = c->ts;
+	k->seq = c->seq;
+	k->node = 0;
+	k->what = c->what;
+	k->count = n;
+	k->offset = offset;
+	__builtin_memset(k->value, 0, sizeof(k->value));
+	if (bpf_copy_from_user(k->value, n * 4, (void *)(c->data + 4ULL * offset))) {
+		k->count = 0;
+		count(ST_FAULT_INTS);
+	}
+	bpf_ringbuf_submit(k, BPF_RB_NO_WAKEUP);
+	return 0;
+}
+
+/* Reads the integers of the tensor at `addr`: the first into `inline_ints`, the
+ * rest as chunks. Returns how many there are, 0 when they cannot be read. */
+static __always_inline __u32 read_ints(const struct layout *l, __u64 addr, __s32 *inline_ints,
+				       __u32 seq, __u32 what, __u64 ts)
+{
+	struct ints c = { .seq = seq, .what = what, .ts = ts };
+	__u64 ne0 = 0;
+	__u32 n;
+
+	if (bpf_copy_from_user(&ne0, 8, (void *)(addr + l->t_ne)) ||
+	    bpf_copy_from_user(&c.data, 8, (void *)(addr + l->t_data)) || !c.data ||
+	    ne0 > INLINE_INTS + MAX_INT_CHUNKS * CHUNK_INTS)
+		return 0;
+	n = ne0 > INLINE_INTS ? INLINE_INTS : ne0;
+	if (!n || bpf_copy_from_user(inline_ints, n * 4, (void *)c.data))
+		return 0;
+	c.n = ne0;
+	if (ne0 > INLINE_INTS)
+		bpf_loop(MAX_INT_CHUNKS, send_ints, &c, 0);
+	return ne0;
+}
+
+/* ---- frames: which calls and graphs are open on a thread ----------------------- */
+
+static __always_inline void fill_event(struct event *e, __u64 ts, __u32 kind)
+{
+	__u64 id = bpf_get_current_pid_tgid();
+
+	__builtin_memset(e, 0, sizeof(*e));
+	e->ts = ts;
+	e->tgid = id >> 32;
+	e->tid = id;
+	e->kind = kind;
+	e->cpu = bpf_get_smp_processor_id();
+}
+
+static __always_inline void send_abandoned(const struct frame *f, __u64 ts)
+{
+	struct event *e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
+
+	if (!e) {
+		count(ST_LOST_EVENTS);
+		return;
+	}
+	fill_event(e, ts, is_call(f->level) ? EV_CALL_ABANDONED : EV_GRAPH_ABANDONED);
+	e->begin_ts = f->ts;
+	e->seq = f->seq;
+	e->level = f->level;
+	e->object = f->object;
+	bpf_ringbuf_submit(e, BPF_RB_NO_WAKEUP);
+}
+
+/* The mask repeats what the caller has checked. The empty asm hides that from the
+ * compiler, which would drop the mask, and with it the bound that the verifier
+ * needs to see at the access itself. */
+static __always_inline struct frame *frame_at(struct thread *t, __u32 i)
+{
+	asm volatile("" : "+r"(i));
+	return &t->frames[i & (MAX_FRAMES - 1)];
+}
+
+/* Drops frames that cannot be open any more when a function is entered with the
+ * stack pointer at `sp`: the stack grows down, so what is still open was entered
+ * higher up. (Equal for a tail call, which is another function.) */
+static __always_inline void drop_dead(struct thread *t, __u64 sp, __u32 level, __u64 ts)
+{
+	int i;
+
+	for (i = 0; i < MAX_FRAMES; i++) {
+		struct frame *f;
+		__u32 top = t->depth - 1;
+
+		if (top >= MAX_FRAMES)
+			break;
+		f = frame_at(t, top);
+		if (f->sp > sp || (f->sp == sp && f->level != level))
+			break;
+		send_abandoned(f, ts);
+		if (f->level == LV_CPU)
+			t->nodes = 0;
+		t->depth = top;
+	}
+}
+
+static __always_inline __u32 outermost_call(const struct thread *t)
+{
+	return t->depth && is_call(t->frames[0].level) ? t->frames[0].seq : 0;
+}
+
+/* seq of the innermost open frame that is a call (or a graph). */
+static __always_inline __u32 innermost(const struct thread *t, bool call)
+{
+	__u32 seq = 0;
+	int i;
+
+	for (i = 0; i < MAX_FRAMES; i++) {
+		if (i >= t->depth)
+			break;
+		if (is_call(t->frames[i].level) == call)
+			seq = t->frames[i].seq;
+	}
+	return seq;
+}
+
+static __always_inline struct thread *enter_thread(__u32 tid, __u32 layout)
+{
+	struct thread *t = bpf_map_lookup_elem(&threads, &tid);
+	__u32 zero = 0;
+	struct thread *b;
+
+	if (t)
+		return t;
+	b = bpf_map_lookup_elem(&blank, &zero);
+	if (!b)
+		return 0;
+	if (bpf_map_update_elem(&threads, &tid, b, BPF_NOEXIST)) {
+		count(ST_MAP_FULL);
+		return 0;
+	}
+	t = bpf_map_lookup_elem(&threads, &tid);
+	if (t)
+		t->layout = layout;
+	return t;
+}
+
+/* ---- entry --------------------------------------------------------------------- */
+
+static __always_inline void enter_graph(struct thread *t, const struct layout *l,
+					struct event *e)
+{
+	struct graph_key key = { .cgraph = e->cgraph, .tgid = e->tgid };
+	struct graph_info *seen, info = {};
+	__u64 nodes = 0, uid = 0, first = 0, last = 0;
+	__u32 n_nodes = 0;
+
+	if (bpf_copy_from_user(&n_nodes, 4, (void *)(e->cgraph + l->g_n_nodes)) ||
+	    bpf_copy_from_user(&nodes, 8, (void *)(e->cgraph + l->g_nodes)) ||
+	    (l->g_uid != ABSENT &&
+	     bpf_copy_from_user(&uid, 8, (void *)(e->cgraph + l->g_uid)))) {
+		e->flags |= EF_FAULT;
+		count(ST_FAULT_GRAPH);
+		return;
+	}
+	if (n_nodes > MAX_NODES) {
+		n_nodes = MAX_NODES;
+		e->flags |= EF_CUT;
+	}
+	e->n_nodes = n_nodes;
+	e->uid = uid;
+	if (!n_nodes)
+		return;
+
+	if (!l->ready) {
+		struct describe c = { .t = t, .l = l, .nodes = nodes, .seq = e->seq };
+
+		e->flags |= EF_SNAPSHOT;
+		send_raw(e->cgraph, e->seq, RAW_CGRAPH, 0);
+		bpf_loop(n_nodes < SNAPSHOT_NODES ? n_nodes : SNAPSHOT_NODES, snapshot_node, &c, 0);
+		return;
+	}
+
+	if (bpf_copy_from_user(&first, 8, (void *)nodes) ||
+	    bpf_copy_from_user(&last, 8, (void *)(nodes + 8ULL * (n_nodes - 1)))) {
+		e->flags |= EF_FAULT;
+		count(ST_FAULT_GRAPH);
+		return;
+	}
+	if (e->level != LV_SCHED && e->parent && first == t->whole_nodes_first &&
+	    last == t->whole_nodes_last && n_nodes == t->whole_n_nodes) {
+		e->flags |= EF_SAME | t->whole_flags;
+		e->hash = t->whole_hash;
+		goto open_for_ops;
+	}
+
+	seen = bpf_map_lookup_elem(&graphs, &key);
+	if (seen && uid && seen->uid == uid && seen->nodes == nodes && seen->n_nodes == n_nodes) {
+		info = *seen;
+	} else {
+		struct walk w = { .t = t, .l = l, .nodes = nodes, .hash = n_nodes };
+
+		bpf_loop(n_nodes, walk_node, &w, 0);
+		info.uid = uid;
+		info.nodes = nodes;
+		info.n_nodes = n_nodes;
+		info.hash = w.hash;
+		info.pos_tensor = w.pos_tensor;
+		info.out_tensor = w.out_tensor;
+		info.has_experts = w.has_experts;
+		if (w.faults) {
+			/* Incomplete: not to be recognised later, nor described. */
+			e->flags |= EF_FAULT;
+			count(ST_FAULT_GRAPH);
+		} else if (uid) {
+			bpf_map_update_elem(&graphs, &key, &info, BPF_ANY);
+		}
+	}
+	e->hash = info.hash;
+	if (!(e->flags & EF_FAULT)) {
+		struct hash_key hk = { .hash = info.hash, .tgid = e->tgid, .n_nodes = n_nodes };
+		__u32 *state = bpf_map_lookup_elem(&known, &hk);
+
+		if (state) {
+			if (*state == 2)
+				e->flags |= EF_KNOWN;
+		} else {
+			struct describe c = { .t = t, .l = l, .nodes = nodes, .seq = e->seq };
+			__u32 sent = 1;
+
+			if (bpf_map_update_elem(&known, &hk, &sent, BPF_NOEXIST) == 0) {
+				e->flags |= EF_DESCRIBED;
+				bpf_loop(n_nodes, describe_node, &c, 0);
+			}
+		}
+	}
+	if (e->level == LV_SCHED || !e->parent) {
+		if (info.pos_tensor)
+			e->n_pos = read_ints(l, info.pos_tensor, e->pos, e->seq, CH_POS, e->ts);
+		if (info.out_tensor)
+			e->n_out = read_ints(l, info.out_tensor, e->out, e->seq, CH_OUT, e->ts);
+		if ((info.pos_tensor && !e->n_pos) || (info.out_tensor && !e->n_out))
+			count(ST_FAULT_INTS);
+	}
+	if (e->level == LV_SCHED) {
+		t->whole_nodes_first = first;
+		t->whole_nodes_last = last;
+		t->whole_n_nodes = n_nodes;
+		t->whole_hash = info.hash;
+		t->whole_flags = e->flags & (EF_KNOWN | EF_FAULT);
+	}
+	t->has_experts = info.has_experts;
+open_for_ops:
+	if (e->level == LV_CPU) {
+		t->n_nodes = n_nodes;
+		t->next = 0;
+		t->seq = e->seq;
+		t->hits = t->accepted = t->lost = t->op_faults = 0;
+		t->nodes = nodes;
+	}
+}
+
+static __always_inline void worker_entry(struct pt_regs *ctx, __u64 cookie)
+{
+	__u64 ts = bpf_ktime_get_ns();
+	__u64 id = bpf_get_current_pid_tgid();
+	__u32 level = cookie_level(cookie);
+	__u32 tgid = id >> 32, tid = id;
+	__u32 *index = bpf_map_lookup_elem(&targets, &tgid);
+	__u64 sp = REG_SP(ctx) + cookie_moved(cookie);
+	/* Both read here, at constant offsets: the compiler would else choose an
+	 * offset into ctx at run time, which the verifier does not allow. */
+	__u64 arg1 = *(volatile unsigned long *)&REG_ARG1(ctx);
+	__u64 arg2 = *(volatile unsigned long *)&REG_ARG2(ctx);
+	__u32 layout_index, top;
+	struct layout *l;
+	struct thread *t;
+	struct frame *f;
+	struct event *e;
+
+	if (!index)
+		return;
+	layout_index = *index;
+	l = bpf_map_lookup_elem(&layouts, &layout_index);
+	if (!l)
+		return;
+	count(is_call(level) ? ST_HITS_CALL : ST_HITS_GRAPH);
+	t = enter_thread(tid, layout_index);
+	if (!t)
+		return;
+	drop_dead(t, sp, level, ts);
+	top = t->depth;
+	if (top >= MAX_FRAMES) {
+		count(ST_MAP_FULL);
+		return;
+	}
+	f = frame_at(t, top);
+	f->ts = ts;
+	f->sp = sp;
+	f->seq = new_seq();
+	f->level = level;
+	f->object = arg1;
+
+	e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
+	if (!e) {
+		count(ST_LOST_EVENTS);
+		t->depth = top + 1;
+		return;
+	}
+	fill_event(e, ts, is_call(level) ? EV_CALL_BEGIN : EV_GRAPH_BEGIN);
+	e->seq = f->seq;
+	e->level = level;
+	e->object = f->object;
+	e->call = outermost_call(t);
+	if (is_call(level)) {
+		e->parent = innermost(t, true);
+		if (!e->call)
+			e->call = f->seq;
+		if (level == LV_PROCESS) {
+			e->batch_tokens = 0;
+			/* enum llama_process_type: 0 encode, 1 decode */
+			e->status = (__s32)arg2;
+		} else if (bpf_copy_from_user(&e->batch_tokens, 4, (void *)BATCH_ADDR(ctx, sp))) {
+			e->flags |= EF_FAULT;
+			count(ST_FAULT_CALL);
+		}
+	} else {
+		e->parent = innermost(t, false);
+		e->cgraph = level == LV_CPU ? arg1 : arg2;
+		if (level == LV_CPU)
+			t->nodes = 0;
+		enter_graph(t, l, e);
+	}
+	t->depth = top + 1;
+	bpf_ringbuf_submit(e, BPF_RB_NO_WAKEUP);
+}
+
+/* ---- return -------------------------------------------------------------------- */
+
+static __always_inline void worker_return(struct pt_regs *ctx, __u64 cookie)
+{
+	__u64 ts = bpf_ktime_get_ns();
+	__u64 id = bpf_get_current_pid_tgid();
+	__u32 level = cookie_level(cookie);
+	__u32 tgid = id >> 32, tid = id;
+	struct frame f = {};
+	bool found = false;
+	struct thread *t;
+	struct event *e;
+	int i;
+
+	if (!bpf_map_lookup_elem(&targets, &tgid))
+		return;
+	count(is_call(level) ? ST_HITS_CALL : ST_HITS_GRAPH);
+	t = bpf_map_lookup_elem(&threads, &tid);
+	if (t) {
+		bool open = false;
+
+		for (i = 0; i < MAX_FRAMES; i++)
+			if (i < t->depth && t->frames[i].level == level)
+				open = true;
+		/* What lies above the frame that returns was left without a return. */
+		for (i = 0; open && i < MAX_FRAMES; i++) {
+			__u32 top = t->depth - 1;
+
+			if (top >= MAX_FRAMES)
+				break;
+			f = *frame_at(t, top);
+			t->depth = top;
+			if (f.level == level) {
+				found = true;
+				break;
+			}
+			send_abandoned(&f, ts);
+		}
+	}
+	e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
+	if (!e) {
+		count(ST_LOST_EVENTS);
+	} else {
+		fill_event(e, ts, is_call(level) ? EV_CALL_END : EV_GRAPH_END);
+		e->level = level;
+		e->status = is_call(level) || level >= LV_SCHED ? (__s32)REG_RET(ctx) : 0;
+		if (found) {
+			e->seq = f.seq;
+			e->begin_ts = f.ts;
+			e->object = f.object;
+		} else {
+			e->flags |= EF_UNPAIRED;
+		}
+		if (t && found) {
+			e->call = outermost_call(t);
+			e->parent = innermost(t, is_call(level));
+			if (!e->call && is_call(level))
+				e->call = f.seq;
+			if (level == LV_CPU && t->seq == f.seq) {
+				e->hits = t->hits;
+				e->accepted = t->accepted;
+				e->lost = t->lost;
+				e->op_faults = t->op_faults;
+			}
+		}
+		bpf_ringbuf_submit(e, BPF_RB_NO_WAKEUP);
+	}
+	if (!t)
+		return;
+	if (level == LV_CPU)
+		t->nodes = 0;
+	if (level == LV_SCHED)
+		t->whole_n_nodes = 0;
+	if (!t->depth)
+		bpf_map_delete_elem(&threads, &tid);
+}
+
+SEC("uprobe.s")
+int on_entry(struct pt_regs *ctx)
+{
+	worker_entry(ctx, bpf_get_attach_cookie(ctx));
+	return 0;
+}
+
+SEC("uretprobe.s")
+int on_return(struct pt_regs *ctx)
+{
+	worker_return(ctx, bpf_get_attach_cookie(ctx));
+	return 0;
+}
+
+/* ---- ops ------------------------------------------------------------------------ */
+
+struct experts {
+	struct thread *t;
+	__u64 data;
+	__u64 stride;
+	__u32 used;
+	__u32 faults;
+};
+
+static long experts_row(__u32 row, struct experts *c)
+{
+	struct thread *t = c->t;
+	__u32 n = c->used;
+	int i;
+
+	if (n > MAX_USED_EXPERTS)
+		n = MAX_USED_EXPERTS;
+	if (bpf_probe_read_user(t->ids, n * 4, (void *)(c->data + row * c->stride))) {
+		c->faults++;
+		return 1;
+	}
+	for (i = 0; i < MAX_USED_EXPERTS; i++) {
+		__u32 id = t->ids[i];
+
+		if (i >= n)
+			break;
+		if (id < EXPERT_BITS)
+			t->bitmap[(id >> 5) & (CHUNK_INTS - 1)] |= 1u << (id & 31);
+	}
+	return 0;
+}
+
+/* MUL_MAT_ID: which experts this execution touches; the bytes it reads follow. */
+static __always_inline void send_experts(struct thread *t, const struct layout *l, __u64 tensor,
+					 __u32 node, __u64 ts)
+{
+	struct experts c = { .t = t };
+	__u64 ids = 0, rows = 0, used = 0;
+	struct int_chunk *k;
+	int i;
+
+	if (bpf_probe_read_user(&ids, 8, (void *)(tensor + l->t_src + 16)) || !ids ||
+	    bpf_probe_read_user(&used, 8, (void *)(ids + l->t_ne)) ||
+	    bpf_probe_read_user(&rows, 8, (void *)(ids + l->t_ne + 8)) ||
+	    bpf_probe_read_user(&c.stride, 8, (void *)(ids + l->t_nb + 8)) ||
+	    bpf_probe_read_user(&c.data, 8, (void *)(ids + l->t_data)) ||
+	    !used || used > MAX_USED_EXPERTS || !rows || rows > 65536) {
+		count(ST_FAULT_INTS);
+		return;
+	}
+	c.used = used;
+	__builtin_memset(t->bitmap, 0, sizeof(t->bitmap));
+	bpf_loop(rows, experts_row, &c, 0);
+	if (c.faults) {
+		count(ST_FAULT_INTS);
+		return;
+	}
+	k = bpf_ringbuf_reserve(&ints, sizeof(*k), 0);
+	if (!k) {
+		count(ST_LOST_INTS);
+		return;
+	}
+	k->ts = ts;
+	k->seq = t->seq;
+	k->node = node;
+	k->what = CH_EXPERTS;
+	k->count = 0;
+	k->offset = used * rows;
+	for (i = 0; i < CHUNK_INTS; i++)
+		k->value[i] = t->bitmap[i];
+	bpf_ringbuf_submit(k, BPF_RB_NO_WAKEUP);
+}
+
+/* Index of `tensor` among the nodes not yet passed, or -1: a nested helper, a
+ * tensor on the stack, or the node already running. */
+static __always_inline long find_node(struct thread *t, __u64 tensor)
+{
+	__u32 base = t->next;
+	int w, i;
+
+	for (w = 0; w < MAX_WINDOWS; w++) {
+		if (base >= t->n_nodes)
+			return -1;
+		/* May read past the last node; what is found there is not accepted. */
+		if (bpf_probe_read_user(t->window, sizeof(t->window),
+					(void *)(t->nodes + 8ULL * base))) {
+			t->op_faults++;
+			count(ST_FAULT_OP);
+			return -1;
+		}
+		for (i = 0; i < WINDOW; i++) {
+			if (t->window[i] == tensor)
+				return base + i < t->n_nodes ? (long)(base + i) : -1;
+		}
+		base += WINDOW;
+	}
+	return -1;
+}
+
+static __always_inline void on_op(struct pt_regs *ctx, bool fused)
+{
+	__u64 ts = bpf_ktime_get_ns();
+	__u32 tid = bpf_get_current_pid_tgid();
+	struct thread *t = bpf_map_lookup_elem(&threads, &tid);
+	__u64 tensor = REG_ARG2(ctx);
+	struct op_hit *h;
+	long node;
+
+	if (!t || !t->nodes) {
+		count(ST_HITS_OTHER_THREAD);
+		return;
+	}
+	count(ST_HITS_OP);
+	t->hits++;
+	node = find_node(t, tensor);
+	if (node < 0) {
+		count(ST_OP_NESTED);
+		return;
+	}
+	t->next = node + (fused ? 2 : 1);
+	t->accepted++;
+	h = bpf_ringbuf_reserve(&ops, sizeof(*h), 0);
+	if (!h) {
+		t->lost++;
+		count(ST_LOST_OPS);
+		return;
+	}
+	h->ts = ts;
+	h->seq = t->seq;
+	h->node = (__u32)node | (fused ? OP_FUSED : 0);
+	bpf_ringbuf_submit(h, BPF_RB_NO_WAKEUP);
+	if (t->has_experts && !fused) {
+		__u32 index = t->layout;
+		struct layout *l = bpf_map_lookup_elem(&layouts, &index);
+		__u32 op = 0;
+
+		if (l && !bpf_probe_read_user(&op, 4, (void *)(tensor + l->t_op)) &&
+		    op == l->op_mul_mat_id)
+			send_experts(t, l, tensor, node, ts);
+	}
+}
+
+SEC("uprobe")
+int on_op_dispatch(struct pt_regs *ctx)
+{
+	on_op(ctx, false);
+	return 0;
+}
+
+SEC("uprobe")
+int on_op_fused2(struct pt_regs *ctx)
+{
+	on_op(ctx, true);
+	return 0;
+}
+
+/* ---- threads that end inside a call ---------------------------------------------- */
+
+SEC("raw_tp/sched_process_exit")
+int on_thread_exit(void *ctx)
+{
+	__u64 ts = bpf_ktime_get_ns();
+	__u32 tid = bpf_get_current_pid_tgid();
+	struct thread *t = bpf_map_lookup_elem(&threads, &tid);
+	int i;
+
+	if (!t)
+		return 0;
+	for (i = 0; i < MAX_FRAMES; i++) {
+		__u32 top = t->depth - 1;
+
+		if (top >= MAX_FRAMES)
+			break;
+		send_abandoned(frame_at(t, top), ts);
+		t->depth = top;
+	}
+	bpf_map_delete_elem(&threads, &tid);
+	return 0;
+}
