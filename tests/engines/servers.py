@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts a real llama.cpp server on loopback and talks to it.
+
+Two stock builds are tried in this order: the stripped ``llama-server`` with shared libraries
+(skulk) and the static extension module inside Python (xllamacpp). A wheel is compiled for some
+CPU; on another one it dies at the first instruction that is missing there, and nothing but
+running it tells: :func:`usable` decodes a few tokens once and remembers the verdict per CPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from .fetch import CACHE, Engines, fetch
+
+HERE = Path(__file__).parent
+ENGINES = ("skulk", "xllamacpp")
+START_SECONDS = 60.0
+REQUEST_SECONDS = 120.0
+PR_SET_PDEATHSIG = 1
+
+
+class EngineDied(RuntimeError):
+    """The server process ended by itself; the message holds the end of its log."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to start a server. ``context`` is per slot, in tokens."""
+
+    model: Path
+    threads: int = 2
+    slots: int = 1
+    context: int = 2048
+    ubatch: int = 512
+    draft: Path | None = None
+    draft_max: int = 4
+    embedding: bool = False
+    repack: bool = True
+    warmup: bool = True
+    unified: bool = False
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+def free_port() -> int:
+    """A TCP port of loopback that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _skulk_command(engines: Engines, o: Options, port: int) -> tuple[list[str], dict[str, str]]:
+    command = [str(engines.skulk_bin / "llama-server"), "-m", str(o.model)]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--metrics", "--offline"]
+    command += ["-t", str(o.threads), "-tb", str(o.threads), "-np", str(o.slots)]
+    command += ["-c", str(o.context * o.slots), "-ub", str(o.ubatch), "-ngl", "0", "-dev", "none", "-cram", "0"]
+    command += [] if o.repack else ["--no-repack"]
+    command += [] if o.warmup else ["--no-warmup"]
+    command += ["--kv-unified"] if o.unified else []
+    if o.embedding:
+        command += ["--embeddings", "-b", str(o.ubatch)]
+    if o.draft is not None:
+        command += ["-md", str(o.draft), "--spec-type", "draft-simple", "--spec-draft-n-max", str(o.draft_max)]
+        command += ["-ngld", "0", "-devd", "none", "-td", str(o.threads), "-tbd", str(o.threads)]
+    return command, {"LD_LIBRARY_PATH": str(engines.skulk_bin)}
+
+
+def _xl_command(engines: Engines, o: Options, port: int) -> tuple[list[str], dict[str, str]]:
+    options = {
+        "model": str(o.model),
+        "port": port,
+        "context": o.context * o.slots,
+        "slots": o.slots,
+        "ubatch": o.ubatch,
+        "unified": o.unified,
+        "threads": o.threads,
+        "repack": o.repack,
+        "warmup": o.warmup,
+        "embedding": o.embedding,
+        "draft": str(o.draft) if o.draft else "",
+        "draft_max": o.draft_max,
+    }
+    return [str(engines.python), str(HERE / "xl_server.py"), json.dumps(options)], {}
+
+
+_COMMANDS: dict[str, Callable[[Engines, Options, int], tuple[list[str], dict[str, str]]]] = {
+    "skulk": _skulk_command,
+    "xllamacpp": _xl_command,
+}
+
+
+class Server:
+    """A running server; a context manager that leaves nothing running.
+
+    ``engine`` forces one of :data:`ENGINES`; by default the first usable one is taken.
+    Raises :class:`EngineDied` when the process ends while starting.
+    """
+
+    def __init__(self, options: Options, engine: str | None = None) -> None:
+        self.options = options
+        self.engine = engine or first_usable()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log: IO[bytes] | None = None
+        self.port = 0
+
+    def __enter__(self) -> Server:
+        engines = fetch()
+        self.port = free_port()
+        command, extra = _COMMANDS[self.engine](engines, self.options, self.port)
+        logs = CACHE / "logs"
+        logs.mkdir(exist_ok=True)
+        self._log = open(logs / f"{self.engine}-{os.getpid()}-{self.port}.log", "w+b")
+        self._process = subprocess.Popen(
+            command,
+            env={**os.environ, **extra, **self.options.env},
+            stdin=subprocess.PIPE,
+            stdout=self._log,
+            stderr=self._log,
+            preexec_fn=_die_with_parent,
+        )
+        try:
+            self._wait()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def pid(self) -> int:
+        if self._process is None:
+            raise RuntimeError("the server was not started")
+        return self._process.pid
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def log_tail(self, size: int = 1500) -> str:
+        """The end of what the server wrote (names no prompt)."""
+        if self._log is None:
+            return ""
+        end = self._log.seek(0, os.SEEK_END)
+        self._log.seek(max(0, end - size))
+        return self._log.read().decode(errors="replace")
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            self.check_alive()
+            try:
+                with urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer:
+                    if answer.status == 200:
+                        return
+            except (urllib.error.URLError, ConnectionError, TimeoutError):
+                pass
+            time.sleep(0.05)
+        raise EngineDied(f"{self.engine} did not become healthy: {self.log_tail()}")
+
+    def check_alive(self) -> None:
+        """Raises :class:`EngineDied` when the process has ended."""
+        if self._process is not None and self._process.poll() is not None:
+            raise EngineDied(f"{self.engine} ended with {self._process.returncode}: {self.log_tail()}")
+
+    def stop(self) -> None:
+        """Ends this very process: politely, then for certain."""
+        process = self._process
+        if process is not None:
+            if process.stdin is not None:
+                process.stdin.close()
+            if process.poll() is None:
+                process.terminate()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(10)
+        if self._log is not None and not self._log.closed:
+            self._log.close()
+
+    def post(self, path: str, **body: Any) -> Any:
+        """The JSON answer to a POST. HTTP errors of the server are raised as they are."""
+        request = urllib.request.Request(
+            self.url + path, data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=REQUEST_SECONDS) as answer:
+                return json.load(answer)
+        except (urllib.error.URLError, ConnectionError):
+            self.check_alive()
+            raise
+
+    def completion(self, prompt: str | Sequence[int], n_predict: int, **more: Any) -> dict[str, Any]:
+        """One request at temperature 0: ``content``, ``tokens`` and the server's ``timings``."""
+        body = {"temperature": 0, "ignore_eos": True, "return_tokens": True, **more}
+        answer = self.post("/completion", prompt=prompt, n_predict=n_predict, **body)
+        assert isinstance(answer, dict)
+        return answer
+
+    def together(self, bodies: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Several completions at the same time, one thread each; answers in order."""
+        with ThreadPoolExecutor(len(bodies)) as pool:
+            return list(pool.map(lambda body: self.completion(**body), bodies))
+
+    def embed(self, content: str | Sequence[int]) -> Any:
+        return self.post("/embedding", content=content)
+
+    def metrics(self) -> dict[str, float]:
+        """``/metrics`` by name without the ``llamacpp:`` prefix."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+        found = {}
+        for line in text.splitlines():
+            if line and not line.startswith("#"):
+                name, value = line.rsplit(" ", 1)
+                found[name.removeprefix("llamacpp:")] = float(value)
+        return found
+
+
+def _cpu_key(engines: Engines, engine: str, models: Sequence[Path]) -> str:
+    cpu = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line[:5] in ("model", "flags")]
+    version = sorted(p.name for p in engines.site.glob("*.dist-info") if p.name.startswith(engine[:5]))
+    parts = [engine, *version, *sorted(set(cpu)), *(m.name for m in models)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:20]
+
+
+def usable(engine: str, models: Sequence[Path] = ()) -> str:
+    """"" when this engine runs here, else why not (remembered per CPU and wheel).
+
+    Decodes a few tokens of the real model and of each of ``models``: kernels differ by
+    weight type.
+    """
+    engines = fetch()
+    verdicts = CACHE / "verdicts"
+    verdicts.mkdir(exist_ok=True)
+    verdict = verdicts / _cpu_key(engines, engine, models)
+    if verdict.exists():
+        return verdict.read_text()
+    reason = ""
+    for model in (engines.gemma, *models):
+        try:
+            with Server(Options(model, context=256, warmup=False), engine) as server:
+                server.completion([300, 301, 302], 3)
+        except EngineDied as error:
+            reason = str(error).splitlines()[0][:200]
+            break
+    verdict.write_text(reason)
+    return reason
+
+
+def first_usable(models: Sequence[Path] = ()) -> str:
+    """The first engine of :data:`ENGINES` that runs on this CPU."""
+    reasons = {}
+    for engine in ENGINES:
+        reasons[engine] = usable(engine, models)
+        if not reasons[engine]:
+            return engine
+    raise EngineDied(f"no stock server runs on this CPU: {reasons}")
