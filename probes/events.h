@@ -46,6 +46,9 @@ enum event_flag {
 	EF_SNAPSHOT = 1 << 4,	/* layout not chosen yet: raw chunks were sent, no hash */
 	EF_UNPAIRED = 1 << 5,	/* END whose begin was not seen (attached in mid-call) */
 	EF_CUT = 1 << 6,	/* more nodes than MAX_NODES: the tail was not looked at */
+	EF_TRACED = 1 << 7,	/* GRAPH_BEGIN at LV_CPU: its ops go to ring "ops" */
+	EF_SUMMED = 1 << 8,	/* GRAPH_BEGIN at LV_CPU: its ops are added up in "sums" */
+	EF_DISARMED = 1 << 9,	/* GRAPH_END: the op probes went away while it ran */
 };
 
 struct event {
@@ -176,6 +179,57 @@ struct layout {
 	__u32 type_i32;		/* number of type i32 in this build; ~0: not known */
 };
 
+/* ---- map "targets": what is wanted of a process ----------------------------- */
+
+enum op_mode {
+	OPS_OFF = 0,
+	OPS_TRACE = 1,		/* a record per kernel */
+	OPS_SUM = 2,		/* sums per node, where the graph has a slot; no records */
+};
+
+struct target {
+	__u32 layout;		/* index into "layouts" */
+	__u32 mode;		/* enum op_mode, for graphs that begin from now on */
+	__u32 epoch;		/* changes whenever op probes were taken away */
+	__u32 reserved;
+};
+
+/* ---- map "known": graphs by hash; maps "sums", "owners": sampled op times ------ */
+
+enum known_state {
+	KN_SENT = 1,		/* descriptors were sent */
+	KN_CONFIRMED = 2,	/* user space has them all */
+};
+
+struct hash_key {
+	__u64 hash;
+	__u32 tgid;
+	__u32 n_nodes;
+};
+
+struct known_graph {
+	__u32 state;		/* enum known_state */
+	__u32 slot;		/* index into "owners" + 1; 0: no slot */
+	__u32 first;		/* node n of this graph is element first + n of "sums" */
+	__u32 n_nodes;		/* elements reserved there */
+};
+
+#define SUM_BUCKETS 16
+#define SUM_FIRST_LOG2 8	/* bucket 0: below 512 ns; each next one twice as long */
+#define MAX_SLOTS 256
+#define MAX_SUMS 65536
+
+/* Times in ns since the slot was given out. Written by thread 0 of the one execution
+ * that owns the slot, so without atomics; 32-bit fields wrap and are read as differences. */
+struct node_sum {
+	__u64 time;
+	__u32 calls;
+	__u32 fused;		/* of the calls, those that ran this node and the next */
+	__u32 min;
+	__u32 max;
+	__u32 bucket[SUM_BUCKETS];
+};
+
 /* ---- counters that only grow: array map "stats" --------------------------- */
 
 enum stat {
@@ -185,6 +239,7 @@ enum stat {
 	ST_LOST_EVENTS, ST_LOST_OPS, ST_LOST_NODES, ST_LOST_INTS, ST_LOST_RAWS,
 	ST_FAULT_CALL, ST_FAULT_GRAPH, ST_FAULT_NODE, ST_FAULT_OP, ST_FAULT_INTS,
 	ST_MAP_FULL,		/* a thread's state found no room */
+	ST_SLOT_BUSY,		/* executions not summed: another thread ran the same graph */
 	ST_SKIPPED_RETURN,	/* session: return address not in executable text */
 	ST_COUNT,
 };

@@ -43,7 +43,11 @@ struct thread {
 	__u64 whole_nodes_first, whole_nodes_last, whole_hash;
 	__u32 whole_n_nodes, whole_flags;
 	/* the CPU graph that runs on this thread */
-	__u64 nodes;		/* 0: none */
+	__u64 nodes;		/* 0: none, or op level off */
+	__u64 last_ts;		/* OPS_SUM: when the running op began */
+	__u32 last_sum;		/* its element of "sums" + 1; 0: none running */
+	__u32 sum_first, sum_slot;
+	__u32 mode, epoch;
 	__u32 n_nodes;
 	__u32 next;		/* first index that a hit may name */
 	__u32 seq;
@@ -71,12 +75,6 @@ struct graph_info {		/* what one walk found; valid while uid stays the same */
 	__u64 out_tensor;	/* row ids of the first GET_ROWS on a computed tensor */
 	__u32 n_nodes;
 	__u32 has_experts;
-};
-
-struct hash_key {
-	__u64 hash;
-	__u32 tgid;
-	__u32 n_nodes;
 };
 
 struct counters {
@@ -108,7 +106,7 @@ struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1024);
 	__type(key, __u32);	/* tgid */
-	__type(value, __u32);	/* index into layouts */
+	__type(value, struct target);
 } targets SEC(".maps");
 
 struct {
@@ -125,14 +123,30 @@ struct {
 	__type(value, struct graph_info);
 } graphs SEC(".maps");
 
-/* 1: descriptors were sent, 2: user space has them all. User space deletes an
- * entry whose descriptors did not arrive, and they are sent again. */
+/* User space deletes an entry whose descriptors did not arrive, and they are sent
+ * again; it fills in the slot of a graph whose ops are to be summed. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 4096);
 	__type(key, struct hash_key);
-	__type(value, __u32);
+	__type(value, struct known_graph);
 } known SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, MAX_SUMS);
+	__type(key, __u32);
+	__type(value, struct node_sum);
+} sums SEC(".maps");
+
+/* tid of the thread that is running a slot's graph. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_SLOTS);
+	__type(key, __u32);
+	__type(value, __u32);
+} owners SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -169,6 +183,8 @@ const enum node_role btf_node_role __attribute__((unused)) = 0;
 const enum chunk_what btf_chunk_what __attribute__((unused)) = 0;
 const enum raw_what btf_raw_what __attribute__((unused)) = 0;
 const enum stat btf_stat __attribute__((unused)) = 0;
+const enum op_mode btf_op_mode __attribute__((unused)) = 0;
+const enum known_state btf_known_state __attribute__((unused)) = 0;
 const enum op_probe btf_op_probe __attribute__((unused)) = 0;
 
 static __always_inline void count(enum stat which)
@@ -528,6 +544,107 @@ static __always_inline __u32 read_ints(const struct layout *l, __u64 addr, __s32
 	return ne0;
 }
 
+/* ---- op level of the graph that runs on a thread ------------------------------ */
+
+static __always_inline void add_sum(struct thread *t, __u64 ts)
+{
+	__u32 i = t->last_sum - 1;
+	struct node_sum *s;
+	__u64 dt = ts - t->last_ts;
+	__u32 d, bucket;
+
+	if (!t->last_sum)
+		return;
+	t->last_sum = 0;
+	s = bpf_map_lookup_elem(&sums, &i);
+	if (!s)
+		return;
+	d = dt > 0xffffffff ? 0xffffffff : dt;
+	s->time += dt;
+	if (!s->calls || d < s->min)
+		s->min = d;
+	if (d > s->max)
+		s->max = d;
+	s->calls++;
+	/* log2 by halving the width: no loop, no table */
+	bucket = 0;
+	d >>= SUM_FIRST_LOG2 + 1;
+	if (d >= 1 << 8) {
+		bucket += 8;
+		d >>= 8;
+	}
+	if (d >= 1 << 4) {
+		bucket += 4;
+		d >>= 4;
+	}
+	if (d >= 1 << 2) {
+		bucket += 2;
+		d >>= 2;
+	}
+	bucket += d >= 2 ? 2 : d;
+	if (bucket >= SUM_BUCKETS)
+		bucket = SUM_BUCKETS - 1;
+	s->bucket[bucket & (SUM_BUCKETS - 1)]++;
+}
+
+/* Lets the op program see this CPU graph, if its ops are wanted. */
+static __always_inline void open_ops(struct thread *t, const struct target *target,
+				     struct event *e, __u64 nodes, __u32 n_nodes)
+{
+	t->n_nodes = n_nodes;
+	t->next = 0;
+	t->seq = e->seq;
+	t->hits = t->accepted = t->lost = t->op_faults = 0;
+	t->last_sum = 0;
+	t->sum_slot = 0;
+	t->epoch = target->epoch;
+	t->mode = target->mode;
+	if (t->mode == OPS_TRACE) {
+		e->flags |= EF_TRACED;
+	} else if (t->mode == OPS_SUM) {
+		struct hash_key hk = { .hash = e->hash, .tgid = e->tgid, .n_nodes = n_nodes };
+		struct known_graph *g = bpf_map_lookup_elem(&known, &hk);
+		__u32 slot, *owner;
+
+		if (!g || !g->slot || g->n_nodes < n_nodes)
+			return;
+		slot = g->slot - 1;
+		owner = bpf_map_lookup_elem(&owners, &slot);
+		if (!owner)
+			return;
+		if (__sync_val_compare_and_swap(owner, 0, e->tid)) {
+			count(ST_SLOT_BUSY);
+			return;
+		}
+		t->sum_slot = slot + 1;
+		t->sum_first = g->first;
+		e->flags |= EF_SUMMED;
+	} else {
+		return;
+	}
+	t->nodes = nodes;
+}
+
+/* The CPU graph on this thread is over, at `ts`; 0: it did not come to its end. */
+static __always_inline void close_ops(struct thread *t, const struct target *target, __u64 ts)
+{
+	t->nodes = 0;
+	if (!t->sum_slot)
+		return;
+	/* Without probes the last op seen was not the last: its end is not known. */
+	if (ts && target && target->epoch == t->epoch)
+		add_sum(t, ts);
+	t->last_sum = 0;
+	{
+		__u32 slot = t->sum_slot - 1;
+		__u32 *owner = bpf_map_lookup_elem(&owners, &slot);
+
+		t->sum_slot = 0;
+		if (owner)
+			__sync_lock_test_and_set(owner, 0);
+	}
+}
+
 /* ---- frames: which calls and graphs are open on a thread ----------------------- */
 
 static __always_inline void fill_event(struct event *e, __u64 ts, __u32 kind)
@@ -585,7 +702,7 @@ static __always_inline void drop_dead(struct thread *t, __u64 sp, __u32 level, _
 			break;
 		send_abandoned(f, ts);
 		if (f->level == LV_CPU)
-			t->nodes = 0;
+			close_ops(t, 0, 0);
 		t->depth = top;
 	}
 }
@@ -634,7 +751,7 @@ static __always_inline struct thread *enter_thread(__u32 tid, __u32 layout)
 /* ---- entry --------------------------------------------------------------------- */
 
 static __always_inline void enter_graph(struct thread *t, const struct layout *l,
-					struct event *e)
+					const struct target *target, struct event *e)
 {
 	struct graph_key key = { .cgraph = e->cgraph, .tgid = e->tgid };
 	struct graph_info *seen, info = {};
@@ -705,14 +822,14 @@ static __always_inline void enter_graph(struct thread *t, const struct layout *l
 	e->hash = info.hash;
 	if (!(e->flags & EF_FAULT)) {
 		struct hash_key hk = { .hash = info.hash, .tgid = e->tgid, .n_nodes = n_nodes };
-		__u32 *state = bpf_map_lookup_elem(&known, &hk);
+		struct known_graph *g = bpf_map_lookup_elem(&known, &hk);
 
-		if (state) {
-			if (*state == 2)
+		if (g) {
+			if (g->state == KN_CONFIRMED)
 				e->flags |= EF_KNOWN;
 		} else {
 			struct describe c = { .t = t, .l = l, .nodes = nodes, .seq = e->seq };
-			__u32 sent = 1;
+			struct known_graph sent = { .state = KN_SENT, .n_nodes = n_nodes };
 
 			if (bpf_map_update_elem(&known, &hk, &sent, BPF_NOEXIST) == 0) {
 				e->flags |= EF_DESCRIBED;
@@ -737,13 +854,8 @@ static __always_inline void enter_graph(struct thread *t, const struct layout *l
 	}
 	t->has_experts = info.has_experts;
 open_for_ops:
-	if (e->level == LV_CPU) {
-		t->n_nodes = n_nodes;
-		t->next = 0;
-		t->seq = e->seq;
-		t->hits = t->accepted = t->lost = t->op_faults = 0;
-		t->nodes = nodes;
-	}
+	if (e->level == LV_CPU)
+		open_ops(t, target, e, nodes, n_nodes);
 }
 
 static __always_inline void worker_entry(struct pt_regs *ctx, __u64 cookie)
@@ -752,7 +864,7 @@ static __always_inline void worker_entry(struct pt_regs *ctx, __u64 cookie)
 	__u64 id = bpf_get_current_pid_tgid();
 	__u32 level = cookie_level(cookie);
 	__u32 tgid = id >> 32, tid = id;
-	__u32 *index = bpf_map_lookup_elem(&targets, &tgid);
+	struct target *target = bpf_map_lookup_elem(&targets, &tgid);
 	__u64 sp = REG_SP(ctx) + cookie_moved(cookie);
 	/* Both read here, at constant offsets: the compiler would else choose an
 	 * offset into ctx at run time, which the verifier does not allow. */
@@ -764,9 +876,9 @@ static __always_inline void worker_entry(struct pt_regs *ctx, __u64 cookie)
 	struct frame *f;
 	struct event *e;
 
-	if (!index)
+	if (!target)
 		return;
-	layout_index = *index;
+	layout_index = target->layout;
 	l = bpf_map_lookup_elem(&layouts, &layout_index);
 	if (!l)
 		return;
@@ -814,8 +926,8 @@ static __always_inline void worker_entry(struct pt_regs *ctx, __u64 cookie)
 		e->parent = innermost(t, false);
 		e->cgraph = level == LV_CPU ? arg1 : arg2;
 		if (level == LV_CPU)
-			t->nodes = 0;
-		enter_graph(t, l, e);
+			close_ops(t, 0, 0);
+		enter_graph(t, l, target, e);
 	}
 	t->depth = top + 1;
 	bpf_ringbuf_submit(e, BPF_RB_NO_WAKEUP);
@@ -830,12 +942,13 @@ static __always_inline void worker_return(struct pt_regs *ctx, __u64 cookie)
 	__u32 level = cookie_level(cookie);
 	__u32 tgid = id >> 32, tid = id;
 	struct frame f = {};
+	struct target *target = bpf_map_lookup_elem(&targets, &tgid);
 	bool found = false;
 	struct thread *t;
 	struct event *e;
 	int i;
 
-	if (!bpf_map_lookup_elem(&targets, &tgid))
+	if (!target)
 		return;
 	count(is_call(level) ? ST_HITS_CALL : ST_HITS_GRAPH);
 	t = bpf_map_lookup_elem(&threads, &tid);
@@ -858,6 +971,8 @@ static __always_inline void worker_return(struct pt_regs *ctx, __u64 cookie)
 				break;
 			}
 			send_abandoned(&f, ts);
+			if (f.level == LV_CPU)
+				close_ops(t, 0, 0);
 		}
 	}
 	e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
@@ -884,6 +999,8 @@ static __always_inline void worker_return(struct pt_regs *ctx, __u64 cookie)
 				e->accepted = t->accepted;
 				e->lost = t->lost;
 				e->op_faults = t->op_faults;
+				if (t->epoch != target->epoch)
+					e->flags |= EF_DISARMED;
 			}
 		}
 		bpf_ringbuf_submit(e, BPF_RB_NO_WAKEUP);
@@ -891,7 +1008,7 @@ static __always_inline void worker_return(struct pt_regs *ctx, __u64 cookie)
 	if (!t)
 		return;
 	if (level == LV_CPU)
-		t->nodes = 0;
+		close_ops(t, target, ts);
 	if (level == LV_SCHED)
 		t->whole_n_nodes = 0;
 	if (!t->depth)
@@ -1034,16 +1151,30 @@ static __always_inline void on_op(struct pt_regs *ctx, bool fused)
 	}
 	t->next = node + (fused ? 2 : 1);
 	t->accepted++;
-	h = bpf_ringbuf_reserve(&ops, sizeof(*h), 0);
-	if (!h) {
-		t->lost++;
-		count(ST_LOST_OPS);
-		return;
+	if (t->mode == OPS_SUM) {
+		__u32 i = t->sum_first + (__u32)node;
+
+		add_sum(t, ts);
+		t->last_ts = ts;
+		t->last_sum = i + 1;
+		if (fused) {
+			struct node_sum *s = bpf_map_lookup_elem(&sums, &i);
+
+			if (s)
+				s->fused++;
+		}
+	} else {
+		h = bpf_ringbuf_reserve(&ops, sizeof(*h), 0);
+		if (!h) {
+			t->lost++;
+			count(ST_LOST_OPS);
+			return;
+		}
+		h->ts = ts;
+		h->seq = t->seq;
+		h->node = (__u32)node | (fused ? OP_FUSED : 0);
+		bpf_ringbuf_submit(h, BPF_RB_NO_WAKEUP);
 	}
-	h->ts = ts;
-	h->seq = t->seq;
-	h->node = (__u32)node | (fused ? OP_FUSED : 0);
-	bpf_ringbuf_submit(h, BPF_RB_NO_WAKEUP);
 	if (t->has_experts && !fused) {
 		__u32 index = t->layout;
 		struct layout *l = bpf_map_lookup_elem(&layouts, &index);
@@ -1089,6 +1220,7 @@ int on_thread_exit(void *ctx)
 		send_abandoned(frame_at(t, top), ts);
 		t->depth = top;
 	}
+	close_ops(t, 0, 0);
 	bpf_map_delete_elem(&threads, &tid);
 	return 0;
 }
