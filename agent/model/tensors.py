@@ -180,6 +180,7 @@ class Graph:
     structure    hex: with dimensions, as this module computes it
     n_nodes      nodes in the engine's graph; more than ``len(nodes)`` only if ``cut``
     expected     bool[len(nodes)]: must run a kernel (before fusion is known)
+    empty, fault bool[len(nodes)]: no elements; could not be read
     n_tokens     tokens or embeddings put in, all sequences together; None: not told
     rows         output rows (ne[1] of the last node of an output graph); None without
     pooled       sequences in a pooled embedding output; None for others
@@ -187,6 +188,8 @@ class Graph:
     is_k_shift   only moves cached keys to other positions: phase "other"
     has_output   multiplies with the LM head, so it makes logits
     takes_embeddings  the input is embeddings, not token ids
+    writes_kv    stores keys, values or states (encoders do not)
+    all_experts  every token uses every expert: the engine's warm-up of a MoE
     unresolved   sources without descriptor (computed in another split, or lost)
     faults       nodes that could not be read
     """
@@ -199,6 +202,8 @@ class Graph:
     nodes: tuple[Node, ...]
     leaves: tuple[Leaf, ...]
     expected: npt.NDArray[np.bool_]
+    empty: npt.NDArray[np.bool_]
+    fault: npt.NDArray[np.bool_]
     has_compute_flag: bool
     n_tokens: int | None
     rows: int | None
@@ -211,6 +216,8 @@ class Graph:
     takes_embeddings: bool
     unresolved: int
     faults: int
+    writes_kv: bool = False
+    all_experts: bool = False
 
     def tensor(self, source: Source) -> Tensor | None:
         """The source itself: a node, a leaf, or None."""
@@ -219,6 +226,13 @@ class Graph:
     def base(self, source: Source) -> Tensor | None:
         """The tensor whose memory the source is a view of (itself if it is no view)."""
         return self._pick(source.base_node, source.base_leaf)
+
+    def operand(self, node: Node, slot: int) -> Tensor | None:
+        """The tensor in one source slot of a node; None if empty or not resolved."""
+        for source in node.sources:
+            if source.slot == slot:
+                return self.tensor(source)
+        return None
 
     def _pick(self, node: int | None, leaf: int | None) -> Tensor | None:
         if node is not None:
