@@ -43,7 +43,7 @@ enum event_flag {
 	EF_DESCRIBED = 1 << 1,	/* GRAPH_BEGIN: descriptors of this hash were sent with this seq */
 	EF_SAME = 1 << 2,	/* GRAPH_BEGIN at LV_CPU/LV_BACKEND: same nodes as the enclosing graph */
 	EF_FAULT = 1 << 3,	/* some read of the target's memory failed: fields are partial */
-	EF_SNAPSHOT = 1 << 4,	/* layout not chosen yet: raw chunks were sent, no hash */
+	EF_SNAPSHOT = 1 << 4,	/* the layout is not checked yet: raw chunks were sent */
 	EF_UNPAIRED = 1 << 5,	/* END whose begin was not seen (attached in mid-call) */
 	EF_CUT = 1 << 6,	/* more nodes than MAX_NODES: the tail was not looked at */
 	EF_TRACED = 1 << 7,	/* GRAPH_BEGIN at LV_CPU: its ops go to ring "ops" */
@@ -164,8 +164,14 @@ struct raw_chunk {
 
 /* ---- configuration: map "layouts", one entry per distinct layout ---------- */
 
+enum layout_state {
+	LY_UNKNOWN = 0,		/* send a snapshot of each graph, read nothing else */
+	LY_CHOSEN = 1,		/* a live graph checked out under it */
+	LY_ASSUMED = 2,		/* read graphs by it, and send snapshots until it was checked */
+};
+
 struct layout {
-	__u32 ready;		/* 0: send a snapshot of the next graph instead of reading it */
+	__u32 state;		/* enum layout_state */
 	/* ggml_cgraph */
 	__u16 g_n_nodes, g_nodes, g_uid;	/* offsets; g_uid 0xffff: no such field */
 	/* ggml_tensor */

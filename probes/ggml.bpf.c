@@ -183,6 +183,7 @@ const enum node_role btf_node_role __attribute__((unused)) = 0;
 const enum chunk_what btf_chunk_what __attribute__((unused)) = 0;
 const enum raw_what btf_raw_what __attribute__((unused)) = 0;
 const enum stat btf_stat __attribute__((unused)) = 0;
+const enum layout_state btf_layout_state __attribute__((unused)) = 0;
 const enum op_mode btf_op_mode __attribute__((unused)) = 0;
 const enum known_state btf_known_state __attribute__((unused)) = 0;
 const enum op_probe btf_op_probe __attribute__((unused)) = 0;
@@ -775,13 +776,14 @@ static __always_inline void enter_graph(struct thread *t, const struct layout *l
 	if (!n_nodes)
 		return;
 
-	if (!l->ready) {
+	if (l->state != LY_CHOSEN) {
 		struct describe c = { .t = t, .l = l, .nodes = nodes, .seq = e->seq };
 
 		e->flags |= EF_SNAPSHOT;
 		send_raw(e->cgraph, e->seq, RAW_CGRAPH, 0);
 		bpf_loop(n_nodes < SNAPSHOT_NODES ? n_nodes : SNAPSHOT_NODES, snapshot_node, &c, 0);
-		return;
+		if (l->state == LY_UNKNOWN)
+			return;
 	}
 
 	if (bpf_copy_from_user(&first, 8, (void *)nodes) ||
