@@ -48,7 +48,8 @@ def compile_object(source: Path, machine: str, target: Path, *, defines: Sequenc
             clang, "-target", "bpf", "-mcpu=v3", "-O2", "-g", "-fdebug-compilation-dir=.",
             "-Wall", "-Werror",
             f"-D__TARGET_ARCH_{ARCHITECTURES[machine]}", *(f"-D{define}" for define in defines),
-            f"-I{os.path.relpath(HERE, source.parent)}", f"-I{os.path.relpath(HERE / 'include', source.parent)}",
+            f"-I{os.path.relpath(HERE, source.parent)}",
+            f"-I{os.path.relpath(HERE / 'include', source.parent)}",
             "-c", source.name, "-o", str(made),
         ]  # fmt: skip
         done = subprocess.run(command, cwd=source.parent, capture_output=True, text=True)

@@ -33,7 +33,9 @@ class MappedArray:
         try:
             self._memory = mmap.mmap(array.fd, length, mmap.MAP_SHARED, mmap.PROT_READ)
         except OSError as error:
-            raise MachineError(f"map {array.name} cannot be mapped: {bpfsys.strerror(error.errno or 0)}") from error
+            raise MachineError(
+                f"map {array.name} cannot be mapped: {bpfsys.strerror(error.errno or 0)}"
+            ) from error
         raw = np.frombuffer(self._memory, np.uint8, stride * array.max_entries)
         self._live: npt.NDArray[Any] = np.ndarray(array.max_entries, dtype, raw, strides=(stride,))
 
@@ -71,7 +73,9 @@ def read_array(array: Map, dtype: np.dtype[Any] | str = "u8") -> npt.NDArray[Any
     except OSError as error:
         if error.errno not in (errno.EINVAL, bpfsys.ENOTSUPP):
             raise
-        raw = b"".join(bpfsys.map_lookup(array.fd, struct.pack("=I", i), array.value_size) or b"" for i in range(n))
+        raw = b"".join(
+            bpfsys.map_lookup(array.fd, struct.pack("=I", i), array.value_size) or b"" for i in range(n)
+        )
         return np.frombuffer(raw, kind).copy()
     if count != n:
         raise MachineError(f"map {array.name} gave {count} of {n} values")

@@ -148,7 +148,9 @@ def map_keys(fd: int, key_size: int, limit: int = 1 << 20) -> Iterator[bytes]:
         current = ctypes.create_string_buffer(following.raw, key_size)
 
 
-def map_lookup_batch(fd: int, keys: ctypes.Array[ctypes.c_char], values: ctypes.Array[ctypes.c_char], n: int) -> int:
+def map_lookup_batch(
+    fd: int, keys: ctypes.Array[ctypes.c_char], values: ctypes.Array[ctypes.c_char], n: int
+) -> int:
     """Read up to ``n`` entries from the start of a map; returns how many came.
 
     ``keys`` and ``values`` hold ``n`` times the key and value size. Linux 5.6 and later
@@ -243,7 +245,8 @@ def links() -> list[LinkInfo]:
 
     A link that ends during the walk is left out.
     """
-    found, number = [], 0
+    found: list[LinkInfo] = []
+    number = 0
     while True:
         attr = _attr("III", number, 0, 0)
         try:
@@ -307,9 +310,7 @@ def perf_uprobe_open(kind: int, config: int, path: str, offset: int, pid: int, c
     """
     name = ctypes.create_string_buffer(os.fsencode(path))
     size = 112  # PERF_ATTR_SIZE_VER5: Linux 4.1 and later
-    packed = struct.pack(
-        "=IIQ24xQIIQQ", kind, size, config, 0, 0, 0, ctypes.addressof(name), offset
-    )
+    packed = struct.pack("=IIQ24xQIIQQ", kind, size, config, 0, 0, 0, ctypes.addressof(name), offset)
     attr = ctypes.create_string_buffer(packed, size)
     result = int(
         _libc.syscall(

@@ -98,9 +98,12 @@ class Types:
         def text(offset: int) -> str:
             return strings[offset : strings.index(b"\0", offset)].decode() if offset else ""
 
-        words = {_INT: (1, False), _ARRAY: (3, False), _STRUCT: (3, True), _UNION: (3, True), _ENUM: (2, True),
-                 _FUNC_PROTO: (2, True), _VAR: (1, False), _DATASEC: (3, True), _DECL_TAG: (1, False),
-                 _ENUM64: (3, True)}  # fmt: skip
+        # 32-bit words that follow a type: how many, and whether once per member.
+        words = {
+            _INT: (1, False), _ARRAY: (3, False), _STRUCT: (3, True), _UNION: (3, True),
+            _ENUM: (2, True), _FUNC_PROTO: (2, True), _VAR: (1, False), _DATASEC: (3, True),
+            _DECL_TAG: (1, False), _ENUM64: (3, True),
+        }  # fmt: skip
         types = [_Type(0, "void", 0, False, ())]
         while at < end:
             name, info, size_or_type = struct.unpack_from("<III", btf, at)
@@ -121,7 +124,7 @@ class Types:
     def _with_names(entry: _Type, text: Any) -> _Type:
         if entry.kind in (_STRUCT, _UNION, _ENUM, _ENUM64):
             names = tuple((text(row[0]), *row[1:]) for row in entry.extra)
-            return _Type(entry.kind, entry.name, entry.size_or_type, entry.flag, names)  # type: ignore[arg-type]
+            return _Type(entry.kind, entry.name, entry.size_or_type, entry.flag, names)
         return entry
 
     def _plain(self, number: int) -> int:
@@ -227,7 +230,7 @@ class Types:
         if entry.kind in (_STRUCT, _UNION):
             names, formats, offsets = [], [], []
             for name, kind, offset in entry.extra:
-                if entry.flag and offset >> 24 or offset % 8:
+                if (entry.flag and offset >> 24) or offset % 8:
                     raise BtfError(f"bit field {name} in {entry.name}")
                 names.append(str(name))
                 formats.append(self._dtype(kind, depth + 1))

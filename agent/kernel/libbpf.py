@@ -58,6 +58,7 @@ class LoadError(MachineError):
 
 # libbpf's print hook is one per process and has no user data.
 _said: collections.deque[str] = collections.deque(maxlen=100)
+_kept: list[object] = []
 
 
 @functools.cache
@@ -101,7 +102,6 @@ def _library() -> ctypes.CDLL:
     libc = ctypes.CDLL(None)
     libc.vsnprintf.argtypes = [pointer, size, text, pointer]
 
-    @_PRINT
     def hear(level: int, form: bytes, arguments: int) -> int:
         # The va_list is passed by reference on both architectures, so it can be handed on.
         if level < 2:  # not debug
@@ -110,8 +110,9 @@ def _library() -> ctypes.CDLL:
             _said.append(line.value.decode(errors="replace"))
         return 0
 
-    lib.libbpf_set_print(hear)
-    lib.hear = hear  # libbpf keeps the pointer: the closure must live as long as the library
+    # libbpf keeps the pointer, so the closure must live as long as the library.
+    _kept.append(_PRINT(hear))
+    lib.libbpf_set_print(_kept[0])
     return lib
 
 
@@ -163,7 +164,11 @@ class Program:
 
         ``sleepable`` None keeps what the section says (``uprobe.s``).
         """
-        attach_type = {"perf": 0, "multi": bpfsys.ATTACH_UPROBE_MULTI, "session": bpfsys.ATTACH_UPROBE_SESSION}[method]
+        attach_type = {
+            "perf": 0,
+            "multi": bpfsys.ATTACH_UPROBE_MULTI,
+            "session": bpfsys.ATTACH_UPROBE_SESSION,
+        }[method]
         self._set("type", self._lib.bpf_program__set_type(self._handle, bpfsys.PROG_KPROBE))
         self._set("attach type", self._lib.bpf_program__set_expected_attach_type(self._handle, attach_type))
         if sleepable is not None:
@@ -194,7 +199,9 @@ class BpfObject:
     Links keep their programs and maps alive in the kernel by themselves; close them first.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, btf_path: str | os.PathLike[str] | None = None) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], *, btf_path: str | os.PathLike[str] | None = None
+    ) -> None:
         """Open ``path``; ``btf_path`` names a file with the kernel's BTF when it has none itself."""
         self._lib = _library()
         self.path = os.fspath(path)
@@ -286,7 +293,9 @@ class BpfObject:
         log = self._log.value.decode(errors="replace")
         stopped = re.search(r"prog '([^']*)': (?:BPF program load failed|failed to)", said)
         program = stopped[1] if stopped else None
-        what = f"program {program} of {os.path.basename(self.path)}" if program else os.path.basename(self.path)
+        what = (
+            f"program {program} of {os.path.basename(self.path)}" if program else os.path.basename(self.path)
+        )
         if "valid kernel BTF" in said or "vmlinux BTF" in said:
             raise LoadError(
                 f"cannot load {what}: this kernel has no BTF (CONFIG_DEBUG_INFO_BTF)",

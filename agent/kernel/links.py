@@ -160,7 +160,9 @@ def _explain(
     shown = os.path.realpath(path) if path.startswith("/proc/") else path
     if number == bpfsys.ENOTSUPP and attach is not None:
         return reasons.attaching(number, method, f"offset {_culprit(offsets, attach):#x} of {shown}")
-    where = f"offset {offsets[0]:#x} of {shown}" if len(offsets) == 1 else f"{len(offsets)} offsets of {shown}"
+    where = (
+        f"offset {offsets[0]:#x} of {shown}" if len(offsets) == 1 else f"{len(offsets)} offsets of {shown}"
+    )
     if number == errno.EINVAL:
         # The kernel says the same for an offset outside the file as for a feature it lacks.
         try:

@@ -48,7 +48,9 @@ def missing(needed: Iterable[str], held: frozenset[str] | None = None) -> list[s
     return [name for name in needed if name not in have and name not in implied]
 
 
-def refused(what: str, number: int, needed: Iterable[str], held: frozenset[str] | None = None) -> MachineError:
+def refused(
+    what: str, number: int, needed: Iterable[str], held: frozenset[str] | None = None
+) -> MachineError:
     """The error of EPERM and EACCES: names the capability that is missing, or says that none is."""
     needed = tuple(needed)
     lacking = missing(needed, held)
@@ -69,7 +71,9 @@ def resources(what: str, number: int) -> MachineError | None:
     if number in (errno.EMFILE, errno.ENFILE):
         return MachineError(f"{what}: {strerror(number)}", "raise the limit of open files (ulimit -n)")
     if number in (errno.ENOMEM, errno.ENOSPC):
-        return MachineError(f"{what}: {strerror(number)}", "free memory, or raise the limit of locked memory (ulimit -l)")
+        return MachineError(
+            f"{what}: {strerror(number)}", "free memory, or raise the limit of locked memory (ulimit -l)"
+        )
     return None
 
 
@@ -86,23 +90,33 @@ def attaching(number: int, method: str, where: str, detail: str = "") -> Profinf
         return lack
     why = f": {detail}" if detail else ""
     if number == ENOTSUPP:
-        return TargetError(f"{what}: the kernel cannot single-step the instruction there{why}", "another site is needed")
+        return TargetError(
+            f"{what}: the kernel cannot single-step the instruction there{why}", "another site is needed"
+        )
     if number == errno.ESRCH:
-        return TargetError(f"{what}: no such process{why}", "it ended, or a thread id was given: give the process id")
+        return TargetError(
+            f"{what}: no such process{why}", "it ended, or a thread id was given: give the process id"
+        )
     if number in (errno.ENOENT, errno.ENOTDIR):
         if method == "perf" and detail:
             return MachineError(f"{what}: {detail}", "")
-        return TargetError(f"{what}: no such file{why}", "give the file as /proc/PID/map_files or /proc/PID/root")
+        return TargetError(
+            f"{what}: no such file{why}", "give the file as /proc/PID/map_files or /proc/PID/root"
+        )
     if number == errno.EBADF:
         return TargetError(f"{what}: not a regular file{why}", "only code in a file can be probed")
     if number == errno.EIO:
-        return TargetError(f"{what}: its file system cannot hold probes{why}", "run the target from another file system")
+        return TargetError(
+            f"{what}: its file system cannot hold probes{why}", "run the target from another file system"
+        )
     if number == errno.EINVAL:
         if detail:
             return TargetError(f"{what}: {detail}", "the offset does not belong to this file")
         needs = {"multi": "6.6", "session": "6.13", "perf": "5.15 with CONFIG_UPROBE_EVENTS"}[method]
         remedy = "" if method == "perf" else "use --attach-method perf"
-        return MachineError(f"{what}: {strerror(number)}, this kernel lacks it (Linux {needs} has it)", remedy)
+        return MachineError(
+            f"{what}: {strerror(number)}, this kernel lacks it (Linux {needs} has it)", remedy
+        )
     return MachineError(f"{what}: {strerror(number)}{why}", "")
 
 

@@ -156,7 +156,8 @@ class Ring(RingDecoder):
             self._own = mmap.mmap(map_fd, page, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
             self._kernels = mmap.mmap(map_fd, page + 2 * size, mmap.MAP_SHARED, mmap.PROT_READ, offset=page)
         except OSError as error:
-            raise MachineError(f"a ring buffer cannot be mapped: {bpfsys.strerror(error.errno or 0)}") from error
+            why = bpfsys.strerror(error.errno or 0)
+            raise MachineError(f"a ring buffer cannot be mapped: {why}") from error
         super().__init__(
             ctypes.c_uint64.from_buffer(self._own),
             np.frombuffer(self._kernels, np.uint64, 1),

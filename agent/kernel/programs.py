@@ -1,0 +1,346 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ggml probes in the kernel: loading them, telling them what to watch, draining them.
+
+Three ways of attaching, best first: *session* (Linux 6.13: one link for entry and return,
+and the return is only asked for where the stack top is code), *multi* (6.6: one link per
+direction), *perf* (one event per site and direction, everywhere).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...probes.build import find_object
+from ..errors import MachineError, ProfinferError
+from . import bpfsys
+from .btf import Types
+from .libbpf import BpfObject, LoadError
+from .links import Link, attach_multi, attach_perf, attach_raw_tracepoint
+from .ring import Ring
+
+METHODS = ("session", "multi", "perf")
+RINGS = {"events": "event", "ops": "op_hit", "nodes": "node_desc", "ints": "int_chunk", "raws": "raw_chunk"}
+_UPROBES = ("on_session", "on_entry", "on_return", "on_op_dispatch", "on_op_fused2")
+
+Records = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One site of one file: ``level`` is a number of enum event_level or op_probe.
+
+    ``offset`` in bytes of the file; ``moved``: how far the stack pointer lies below its value
+    at function entry; ``returns``: whether the return is wanted too.
+    """
+
+    level: int
+    offset: int
+    moved: int
+    returns: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """What was in the rings; ``events`` were taken first, so they are never ahead of the rest."""
+
+    events: Records
+    ops: Records
+    nodes: Records
+    ints: Records
+    raws: Records
+
+
+class GgmlPrograms:
+    """The loaded programs, their maps, rings and links. Close it, or end the process."""
+
+    def __init__(self, obj: BpfObject, method: str, types: Types, left_out: Mapping[str, str]) -> None:
+        self._object = obj
+        self.method = method
+        self.types = types
+        self.left_out = dict(left_out)
+        """Optional programs that the kernel refused, with its reason."""
+        self._links: dict[str, list[Link]] = {}
+        self._rings: dict[str, Ring] = {}
+        try:
+            for name, record in RINGS.items():
+                ring = obj.map(name)
+                self._rings[name] = Ring(ring.fd, ring.max_entries, types.dtype(record))
+            self._known, self._graphs = obj.map("known"), obj.map("graphs")
+            self._targets, self._layouts = obj.map("targets"), obj.map("layouts")
+            self._stats = obj.map("stats")
+            self._stat_names = [name[3:].lower() for name in types.enum("stat") if name != "ST_COUNT"]
+            self._watch_thread_exits()
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def load(cls, method: str = "auto", *, btf_path: str | None = None) -> GgmlPrograms:
+        """Load for ``method`` (auto, session, multi, perf).
+
+        Raises MachineError saying what the kernel or this process lacks.
+        """
+        if method != "auto" and method not in METHODS:
+            raise ValueError(f"no attach method {method!r}")
+        wanted = METHODS if method == "auto" else (("session", "multi") if method == "multi" else (method,))
+        failures: list[ProfinferError] = []
+        for candidate in wanted:
+            try:
+                return cls._load_one(candidate, btf_path)
+            except MachineError as error:
+                failures.append(error)
+        # The last one asks least of the kernel: what it says is what is really missing.
+        raise failures[-1]
+
+    @classmethod
+    def _load_one(cls, method: str, btf_path: str | None) -> GgmlPrograms:
+        name = "ggml_session" if method == "session" else "ggml"
+        path = find_object(name, platform.machine())
+        left_out: dict[str, str] = {}
+        while True:
+            obj = BpfObject(path, btf_path=btf_path)
+            try:
+                names = [n for n in obj.programs if n not in left_out and not _superfluous(n, method)]
+                for program in names:
+                    if program in _UPROBES:
+                        way = "multi" if method == "session" and program != "on_session" else method
+                        obj.programs[program].as_uprobe(way)
+                obj.load_only(names)
+                obj.load()
+                _try_method(obj, method)
+                return cls(obj, method, obj.types(), left_out)
+            except LoadError as error:
+                obj.close()
+                if error.program != "on_thread_exit" or error.program in left_out:
+                    raise
+                left_out[error.program] = error.what
+            except BaseException:
+                obj.close()
+                raise
+
+    def _watch_thread_exits(self) -> None:
+        if "on_thread_exit" in self.left_out:
+            return
+        try:
+            link = attach_raw_tracepoint(self._object.program_fd("on_thread_exit"), "sched_process_exit")
+        except MachineError as error:
+            # Without it a thread that dies inside a call keeps its entry until swept.
+            self.left_out["on_thread_exit"] = error.what
+        else:
+            self._links.setdefault("", []).append(link)
+
+    # ---- what to watch ------------------------------------------------------------------
+
+    def set_layout(self, index: int, fields: Mapping[str, int]) -> None:
+        """Entry ``index`` of map "layouts"; ``fields`` as in ``struct layout``, all of them."""
+        value = np.zeros(1, self.types.dtype("layout"))
+        for name in value.dtype.names or ():
+            if name != "reserved":
+                value[name] = fields[name]
+        self._layouts.update(struct.pack("=I", index), value.tobytes())
+
+    def set_target(self, tgid: int, *, layout: int, mode: int, epoch: int = 0) -> None:
+        """Watch process ``tgid``; ``mode`` is one of enum op_mode."""
+        value = np.zeros(1, self.types.dtype("target"))
+        value["layout"], value["mode"], value["epoch"] = layout, mode, epoch
+        self._targets.update(struct.pack("=I", tgid), value.tobytes())
+
+    def forget_target(self, tgid: int) -> None:
+        """Stop looking at a process (its links are closed by :meth:`detach`)."""
+        self._targets.delete(struct.pack("=I", tgid))
+
+    def confirm(self, tgid: int, hash_: int, n_nodes: int) -> None:
+        """All descriptors of this graph have arrived: do not send them again."""
+        key = self._hash_key(tgid, hash_, n_nodes)
+        old = self._known.lookup(key)
+        if old is None:
+            return  # evicted: it will be described again, which does no harm
+        value = np.frombuffer(old, self.types.dtype("known_graph")).copy()
+        value["state"] = self.types.constants()["KN_CONFIRMED"]
+        self._known.update(key, value.tobytes())
+
+    def resend(self, tgid: int, hash_: int, n_nodes: int) -> None:
+        """Some descriptors of this graph were lost: send them with its next execution."""
+        self._known.delete(self._hash_key(tgid, hash_, n_nodes))
+
+    def forget_graphs(self) -> None:
+        """Forget every graph: what was read of them was read by a wrong layout."""
+        for table in (self._known, self._graphs):
+            for key in table.keys():
+                table.delete(key)
+
+    def _hash_key(self, tgid: int, hash_: int, n_nodes: int) -> bytes:
+        key = np.zeros(1, self.types.dtype("hash_key"))
+        key["hash"], key["tgid"], key["n_nodes"] = hash_, tgid, n_nodes
+        return key.tobytes()
+
+    # ---- links --------------------------------------------------------------------------
+
+    def attach(self, group: str, path: str, pid: int, probes: Sequence[Probe]) -> None:
+        """Attach ``probes`` of the file ``path`` for process ``pid`` (0: every process).
+
+        ``group`` names them for :meth:`detach`. All or nothing; raises TargetError or
+        MachineError.
+        """
+        new: list[Link] = []
+        try:
+            if self.method == "perf":
+                for probe in probes:
+                    new += self._attach_perf(path, pid, probe)
+            else:
+                new += self._attach_multi(path, pid, probes)
+        except BaseException:
+            for link in new:
+                link.close()
+            raise
+        self._links.setdefault(group, []).extend(new)
+
+    def _attach_perf(self, path: str, pid: int, probe: Probe) -> list[Link]:
+        target = pid or -1
+        cookie = _cookie(probe)
+        links = [attach_perf(self._program_fd(probe), path, probe.offset, cookie, target)]
+        if probe.returns:
+            try:
+                fd = self._object.program_fd("on_return")
+                links.append(attach_perf(fd, path, probe.offset, cookie, target, ret=True))
+            except BaseException:
+                links[0].close()
+                raise
+        return links
+
+    def _attach_multi(self, path: str, pid: int, probes: Sequence[Probe]) -> list[Link]:
+        # One link per program. The returns come first: an entry without its return would
+        # leave a frame open, a return without its entry is merely ignored.
+        by_program: dict[tuple[int, bool, bool], list[Probe]] = {}
+        for probe in probes:
+            if probe.returns and self.method == "session":
+                key = (self._object.program_fd("on_session"), False, True)
+                by_program.setdefault(key, []).append(probe)
+                continue
+            if probe.returns:
+                by_program.setdefault((self._object.program_fd("on_return"), True, False), []).append(probe)
+            by_program.setdefault((self._program_fd(probe), False, False), []).append(probe)
+        links: list[Link] = []
+        try:
+            for (fd, ret, session), some in sorted(by_program.items(), key=lambda item: not item[0][1]):
+                offsets, cookies = [p.offset for p in some], [_cookie(p) for p in some]
+                links.append(attach_multi(fd, path, offsets, cookies, pid=pid, ret=ret, session=session))
+        except BaseException:
+            for link in links:
+                link.close()
+            raise
+        return links
+
+    def _program_fd(self, probe: Probe) -> int:
+        constants = self.types.enum("op_probe")
+        if probe.level == constants["OPP_FUSED2"]:
+            return self._object.program_fd("on_op_fused2")
+        if probe.level == constants["OPP_DISPATCH"]:
+            return self._object.program_fd("on_op_dispatch")
+        return self._object.program_fd("on_entry")
+
+    def detach(self, group: str) -> None:
+        """Close the links of a group."""
+        for link in self._links.pop(group, []):
+            link.close()
+
+    # ---- what was seen ------------------------------------------------------------------
+
+    def drain(self) -> Drained:
+        """All complete records since the last drain, ``events`` first."""
+        events = self._rings["events"].drain()
+        return Drained(events, *(self._rings[n].drain() for n in ("ops", "nodes", "ints", "raws")))
+
+    def stats(self) -> dict[str, int]:
+        """The counters of enum stat, by lower-case name without prefix, summed over CPUs."""
+        width = self._stats.value_size
+        raw = bpfsys.map_lookup(self._stats.fd, struct.pack("=I", 0), width * possible_cpus())
+        if raw is None:
+            return {}
+        table = np.frombuffer(raw, np.uint64).reshape(-1, width // 8)
+        return dict(zip(self._stat_names, (int(n) for n in table.sum(axis=0)), strict=True))
+
+    def recursion_misses(self) -> dict[str, int]:
+        """Executions that the kernel skipped, by program: they are in no other number."""
+        out = {}
+        for name, program in self._object.programs.items():
+            with contextlib.suppress(LookupError):  # not loaded
+                out[name] = program.info().recursion_misses
+        return out
+
+    def close(self) -> None:
+        """Detach everything and unload. May be called twice."""
+        for group in list(self._links):
+            self.detach(group)
+        while self._rings:
+            self._rings.popitem()[1].close()
+        self._object.close()
+
+    def __enter__(self) -> GgmlPrograms:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _superfluous(program: str, method: str) -> bool:
+    """Programs that ``method`` does not attach need not be verified either."""
+    return program in ("on_entry", "on_return") and method == "session"
+
+
+def _cookie(probe: Probe) -> int:
+    return probe.level | probe.moved << 8
+
+
+def _try_method(obj: BpfObject, method: str) -> None:
+    """Whether the kernel attaches this way at all: on our own program file, for ourselves.
+
+    Older kernels load the programs and refuse the link (EINVAL), so only trying tells.
+    """
+    if method == "perf":
+        return
+    program = obj.program_fd("on_session" if method == "session" else "on_entry")
+    trial: Callable[[], Link] = lambda: attach_multi(  # noqa: E731
+        program, "/proc/self/exe", [_own_text_offset()], [0], pid=os.getpid(), session=method == "session"
+    )
+    trial().close()
+
+
+def _own_text_offset() -> int:
+    """File offset of some executable byte of our own interpreter: where its entry point is."""
+    with open("/proc/self/exe", "rb") as file:
+        head = file.read(64)
+        entry, table = struct.unpack_from("=QQ", head, 24)
+        size, count = struct.unpack_from("=HH", head, 54)
+        file.seek(table)
+        headers = file.read(size * count)
+    for i in range(count):
+        kind, _, offset, address, _, length = struct.unpack_from("=IIQQQQ", headers, i * size)
+        if kind == 1 and address <= entry < address + length:
+            return int(entry - address + offset)
+    raise MachineError("this Python's own program file has no entry point", "use Debian's /usr/bin/python3")
+
+
+def possible_cpus() -> int:
+    """How many values a per-CPU map holds (sparse numbering included)."""
+    with open("/sys/devices/system/cpu/possible", encoding="ascii") as file:
+        text = file.read().strip()
+    try:
+        return int(text.rpartition(",")[2].rpartition("-")[2]) + 1
+    except ValueError as error:
+        raise MachineError(f"/sys/devices/system/cpu/possible holds {text!r}") from error
+
+
+__all__ = ["METHODS", "Drained", "GgmlPrograms", "Probe", "possible_cpus"]
