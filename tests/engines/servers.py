@@ -4,16 +4,14 @@
 Two stock builds are tried in this order: the stripped ``llama-server`` with shared libraries
 (skulk) and the static extension module inside Python (xllamacpp). A wheel is compiled for some
 CPU; on another one it dies at the first instruction that is missing there, and nothing but
-running it tells: :func:`usable` decodes a few tokens once and remembers the verdict per CPU.
+running it tells: :func:`usable` decodes a few tokens once and remembers the verdict.
 """
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import time
@@ -21,18 +19,18 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from .fetch import CACHE, Engines, fetch
+from .processes import end, with_parent
 
 HERE = Path(__file__).parent
 ENGINES = ("skulk", "xllamacpp")
 START_SECONDS = 60.0
 REQUEST_SECONDS = 120.0
-PR_SET_PDEATHSIG = 1
 
 
 class EngineDied(RuntimeError):
@@ -62,10 +60,6 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _skulk_command(engines: Engines, o: Options, port: int) -> tuple[list[str], dict[str, str]]:
@@ -117,12 +111,12 @@ class Server:
 
     def __init__(self, options: Options, engine: str | None = None) -> None:
         self.options = options
-        self.engine = engine or first_usable()
+        self.engine = engine or first_usable(options)
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
         self.port = 0
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> Self:
         engines = fetch()
         self.port = free_port()
         command, extra = _COMMANDS[self.engine](engines, self.options, self.port)
@@ -130,12 +124,11 @@ class Server:
         logs.mkdir(exist_ok=True)
         self._log = open(logs / f"{self.engine}-{os.getpid()}-{self.port}.log", "w+b")
         self._process = subprocess.Popen(
-            command,
+            with_parent(command),
             env={**os.environ, **extra, **self.options.env},
             stdin=subprocess.PIPE,
             stdout=self._log,
             stderr=self._log,
-            preexec_fn=_die_with_parent,
         )
         try:
             self._wait()
@@ -187,17 +180,8 @@ class Server:
 
     def stop(self) -> None:
         """Ends this very process: politely, then for certain."""
-        process = self._process
-        if process is not None:
-            if process.stdin is not None:
-                process.stdin.close()
-            if process.poll() is None:
-                process.terminate()
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(10)
+        if self._process is not None:
+            end(self._process)
         if self._log is not None and not self._log.closed:
             self._log.close()
 
@@ -240,42 +224,43 @@ class Server:
         return found
 
 
-def _cpu_key(engines: Engines, engine: str, models: Sequence[Path]) -> str:
+def _cpu_key(engines: Engines, engine: str, o: Options) -> str:
     cpu = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line[:5] in ("model", "flags")]
-    version = sorted(p.name for p in engines.site.glob("*.dist-info") if p.name.startswith(engine[:5]))
-    parts = [engine, *version, *sorted(set(cpu)), *(m.name for m in models)]
+    wheel = sorted(p.name for p in engines.site.glob("*.dist-info") if p.name.startswith(engine[:5]))
+    parts = [engine, *wheel, *sorted(set(cpu)), o.model.parent.name, o.model.name, str(o.repack)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:20]
 
 
-def usable(engine: str, models: Sequence[Path] = ()) -> str:
-    """"" when this engine runs here, else why not (remembered per CPU and wheel).
+def usable(engine: str, options: Options) -> str:
+    """Nothing when this engine runs this model here, else why not.
 
-    Decodes a few tokens of the real model and of each of ``models``: kernels differ by
-    weight type.
+    The first time a few tokens are decoded; the verdict is remembered per CPU, wheel and model,
+    for kernels differ by weight type: one build may run F16 and die of Q8_0.
     """
     engines = fetch()
-    verdicts = CACHE / "verdicts"
-    verdicts.mkdir(exist_ok=True)
-    verdict = verdicts / _cpu_key(engines, engine, models)
+    verdict = CACHE / "verdicts" / _cpu_key(engines, engine, options)
     if verdict.exists():
         return verdict.read_text()
+    plain = replace(options, draft=None, warmup=False, env={}, slots=1, context=256)
     reason = ""
-    for model in (engines.gemma, *models):
-        try:
-            with Server(Options(model, context=256, warmup=False), engine) as server:
+    try:
+        with Server(plain, engine) as server:
+            if options.embedding:
+                server.embed([300, 301, 302])
+            else:
                 server.completion([300, 301, 302], 3)
-        except EngineDied as error:
-            reason = str(error).splitlines()[0][:200]
-            break
+    except EngineDied as error:
+        reason = str(error).split(":")[0]
+    verdict.parent.mkdir(exist_ok=True)
     verdict.write_text(reason)
     return reason
 
 
-def first_usable(models: Sequence[Path] = ()) -> str:
-    """The first engine of :data:`ENGINES` that runs on this CPU."""
+def first_usable(options: Options) -> str:
+    """The first engine of :data:`ENGINES` that runs this model on this CPU."""
     reasons = {}
     for engine in ENGINES:
-        reasons[engine] = usable(engine, models)
+        reasons[engine] = usable(engine, options)
         if not reasons[engine]:
             return engine
-    raise EngineDied(f"no stock server runs on this CPU: {reasons}")
+    raise EngineDied(f"no stock server runs this model on this CPU: {reasons}")

@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -153,6 +154,11 @@ def _text(raw: bytes) -> str:
     return raw.split(b"\0", 1)[0].decode("utf-8", "backslashreplace")
 
 
+def _four(values: npt.NDArray[np.integer[Any]]) -> tuple[int, int, int, int]:
+    a, b, c, d = (int(v) for v in values)
+    return a, b, c, d
+
+
 def _tensors(raw: npt.NDArray[np.void]) -> list[Tensor]:
     return [
         Tensor(
@@ -160,8 +166,8 @@ def _tensors(raw: npt.NDArray[np.void]) -> list[Tensor]:
             name=_text(bytes(r["name"])),
             op=_text(bytes(r["op"])),
             type=_text(bytes(r["type"])),
-            ne=tuple(int(v) for v in r["ne"]),
-            nb=tuple(int(v) for v in r["nb"]),
+            ne=_four(r["ne"]),
+            nb=_four(r["nb"]),
             flags=int(r["flags"]),
             src=tuple(int(v) for v in r["src"] if v),
             view_src=int(r["view_src"]),
