@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+# Needs a Debian 12 or similar; as root, missing packages are installed.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-builtin-rules
+
+SYSTEM_PYTHON ?= /usr/bin/python3
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+ROOMS := agent probes exporters
+# gcc and libc6-dev: the tests' small C programs; clang, llvm and libbpf-dev: the BPF objects.
+PACKAGES := gcc libc6-dev binutils clang llvm libbpf1 libbpf-dev python3 python3-venv
+
+.PHONY: help setup packages tree objects run test lint clean build
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: packages $(VENV)/ready tree objects ## Install what is missing: system packages, .venv, BPF objects
+
+run: setup ## Profile a stock llama.cpp server with a real model, and clean up
+	@$(PYTHON) -m tests.engines.demo
+
+test: setup lint ## Run every check and test, real eBPF included (as root)
+	@$(PYTHON) -m pytest
+
+lint: setup ## Check style (ruff) and types (mypy --strict)
+	@$(PYTHON) -m ruff check
+	@$(PYTHON) -m mypy
+
+build: setup ## Build the wheel and the source distribution into dist/
+	@$(PYTHON) -m build --no-isolation
+
+clean: ## Remove everything that was built or fetched
+	@rm -rf $(VENV) .cache build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis profinferd.egg-info
+	@rm -f probes/*.bpf.o
+	@find $(ROOMS) tests -name __pycache__ -prune -exec rm -rf {} +
+
+# apt-get is asked only when something is missing.
+packages:
+	@missing=(); for p in $(PACKAGES); do \
+	  state=$$(dpkg-query -W -f '$${db:Status-Status}' $$p 2>/dev/null) || state=absent; \
+	  [ "$$state" = installed ] || missing+=($$p); done; \
+	if [ $${#missing[@]} -gt 0 ]; then \
+	  if ! command -v apt-get >/dev/null; then echo "please install what Debian calls: $${missing[*]}" >&2; exit 1; fi; \
+	  if [ $$(id -u) -ne 0 ]; then echo "please run as root: apt-get install -y $${missing[*]}" >&2; exit 1; fi; \
+	  echo "installing $${missing[*]}"; \
+	  export DEBIAN_FRONTEND=noninteractive; \
+	  apt-get -qq update; apt-get -qq install -y --no-install-recommends "$${missing[@]}" >/dev/null; \
+	fi
+
+# The dependencies are those of pyproject.toml; the package itself is not installed but linked.
+$(VENV)/ready: pyproject.toml | packages
+	@[ -x $(PYTHON) ] || $(SYSTEM_PYTHON) -m venv $(VENV)
+	@$(PYTHON) -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); \
+	  print(*p["build-system"]["requires"], *p["project"]["dependencies"], \
+	  *p["project"]["optional-dependencies"]["dev"], sep="\n")' >$(VENV)/requirements.txt
+	@$(PYTHON) -m pip install -q --disable-pip-version-check -r $(VENV)/requirements.txt
+	@touch $@
+
+# Imports and type checkers find the rooms under their package names in build/tree; metadata
+# (version, entry point) lies beside them, as an installation would have it.
+tree: build/tree/ready
+build/tree/ready: pyproject.toml setup.py $(VENV)/ready
+	@mkdir -p build/tree/profinferd
+	@for room in $(ROOMS); do ln -sfn ../../../$$room build/tree/profinferd/$$room; done
+	@$(PYTHON) setup.py -q egg_info --egg-base build/tree
+	@echo "$(CURDIR)/build/tree" >"$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/profinferd-dev.pth"
+	@printf '#!%s\nimport sys\n\nfrom profinferd.agent.cli import main\n\nsys.exit(main())\n' \
+	  "$(CURDIR)/$(PYTHON)" >$(VENV)/bin/profinferd
+	@chmod +x $(VENV)/bin/profinferd
+	@touch $@
+
+objects: | packages
+	@$(SYSTEM_PYTHON) probes/build.py >/dev/null
