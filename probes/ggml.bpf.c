@@ -22,7 +22,6 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 #define MAX_INT_CHUNKS 256
 #define SNAPSHOT_NODES 64
 #define WINDOW 8		/* node pointers read at once by the op program */
-#define MAX_WINDOWS 64
 #define MAX_USED_EXPERTS 32
 #define EXPERT_BITS (CHUNK_INTS * 32)
 #define ABSENT 0xffff
@@ -33,6 +32,10 @@ struct frame {
 	__u64 object;
 	__u32 seq;
 	__u32 level;
+	/* of this frame and those below it, so that nothing is searched for later */
+	__u32 call;		/* seq of the outermost call */
+	__u32 inner_call, inner_graph;	/* seq of the innermost call and graph */
+	__u32 open;		/* bit per level */
 };
 
 struct thread {
@@ -57,6 +60,7 @@ struct thread {
 	__u64 window[WINDOW];
 	__u8 tensor[RAW_BYTES + 64];
 	__u8 source[128];
+	__u32 source_op[MAX_SRC], source_type[MAX_SRC];
 	__u32 bitmap[CHUNK_INTS];
 	__u32 ids[MAX_USED_EXPERTS];
 };
@@ -253,35 +257,41 @@ struct walk {
 	__u32 faults;
 };
 
-/* Mixes op, type and shape of the source at `addr`; returns its op, or -1. */
-static __always_inline long mix_source(struct walk *w, __u64 addr, __u32 *type)
+/*
+ * Fingerprint of the op, type and shape of the source at `addr`, 0 when it cannot be
+ * read; its op and type are left in t->source_op[slot] and t->source_type[slot].
+ *
+ * A global function, so that the verifier looks at it once and not for each of ten
+ * sources of a node on each path through the walk.
+ */
+__noinline __u64 mix_source(struct thread *t, __u64 addr, __u32 offsets, __u32 slot)
 {
-	const struct layout *l = w->l;
-	struct thread *t = w->t;
-	__u64 *ne;
-	__u32 op;
+	__u64 *ne, h;
+	__u32 op, type;
 
-	if (bpf_copy_from_user(t->source, 96, (void *)addr)) {
-		w->faults++;
-		return -1;
-	}
-	*type = *(__u32 *)(t->source + (l->t_type & 0x3c));
-	op = *(__u32 *)(t->source + (l->t_op & 0x7c));
-	ne = (__u64 *)(t->source + (l->t_ne & 0x38));
-	w->hash = mix(w->hash, ((__u64)op << 32) | *type);
-	w->hash = mix(w->hash, ne[0] ^ (ne[1] << 32));
-	w->hash = mix(w->hash, ne[2] ^ (ne[3] << 32));
-	return op;
+	if (!t || slot >= MAX_SRC)
+		return 0;
+	t->source_op[slot] = ~0;
+	if (bpf_copy_from_user(t->source, 96, (void *)addr))
+		return 0;
+	type = *(__u32 *)(t->source + (offsets & 0x3c));
+	op = *(__u32 *)(t->source + ((offsets >> 8) & 0x7c));
+	ne = (__u64 *)(t->source + ((offsets >> 16) & 0x38));
+	t->source_op[slot] = op;
+	t->source_type[slot] = type;
+	h = mix(slot + 1, ((__u64)op << 32) | type);
+	h = mix(h, ne[0] ^ (ne[1] << 32));
+	return mix(h, ne[2] ^ (ne[3] << 32)) ?: 1;
 }
 
 static long walk_node(__u32 i, struct walk *w)
 {
 	const struct layout *l = w->l;
 	struct thread *t = w->t;
-	__u32 op, type, source_type = 0, second_type = 0;
-	__u64 addr = 0, src;
-	long first = -1, second = -1;
+	__u32 offsets = l->t_type | l->t_op << 8 | l->t_ne << 16;
 	__u32 size = l->t_src + 8 * MAX_SRC;
+	__u64 addr = 0, src, hash;
+	__u32 op, type;
 	int s;
 
 	if (bpf_copy_from_user(&addr, sizeof(addr), (void *)(w->nodes + 8ULL * i)) || !addr) {
@@ -296,32 +306,27 @@ static long walk_node(__u32 i, struct walk *w)
 	}
 	op = tensor_u32(t, l->t_op);
 	type = tensor_u32(t, l->t_type);
-	w->hash = mix(w->hash, ((__u64)op << 32) | type);
-	w->hash = mix(w->hash, tensor_u64(t, l->t_ne) ^ (tensor_u64(t, l->t_ne + 8) << 32));
-	w->hash = mix(w->hash, tensor_u64(t, l->t_ne + 16) ^ (tensor_u64(t, l->t_ne + 24) << 32));
+	hash = mix(w->hash, ((__u64)op << 32) | type);
+	hash = mix(hash, tensor_u64(t, l->t_ne) ^ (tensor_u64(t, l->t_ne + 8) << 32));
+	hash = mix(hash, tensor_u64(t, l->t_ne + 16) ^ (tensor_u64(t, l->t_ne + 24) << 32));
+	t->source_op[0] = t->source_op[1] = ~0;
 	for (s = 0; s < MAX_SRC; s++) {
-		long source_op;
+		__u64 h = 1;
 
-		if (s >= l->n_src)
-			break;
 		src = tensor_u64(t, l->t_src + 8 * s);
-		if (!src)
-			continue;
-		w->hash = mix(w->hash, s + 1);
-		source_op = mix_source(w, src, &source_type);
-		if (s == 0) {
-			first = source_op;
-		} else if (s == 1) {
-			second = source_op;
-			second_type = source_type;
-		}
+		if (s < l->n_src && src)
+			h = mix_source(t, src, offsets, s);
+		if (!h)
+			w->faults++;
+		hash = mix(hash, h);
 	}
+	w->hash = hash;
 	if (op == l->op_rope && !w->pos_tensor)
 		w->pos_tensor = tensor_u64(t, l->t_src + 8);
 	/* Row ids: a leaf of integers that picks rows of something computed. Expert
 	 * weights are picked by a computed index, tokens from a leaf. */
-	if (op == l->op_get_rows && !w->out_tensor && first > 0 && second == 0 &&
-	    second_type == l->type_i32)
+	if (op == l->op_get_rows && !w->out_tensor && (__s32)t->source_op[0] > 0 &&
+	    t->source_op[1] == 0 && t->source_type[1] == l->type_i32)
 		w->out_tensor = tensor_u64(t, l->t_src + 8);
 	if (op == l->op_mul_mat_id)
 		w->has_experts = 1;
@@ -685,47 +690,50 @@ static __always_inline struct frame *frame_at(struct thread *t, __u32 i)
 	return &t->frames[i & (MAX_FRAMES - 1)];
 }
 
-/* Drops frames that cannot be open any more when a function is entered with the
- * stack pointer at `sp`: the stack grows down, so what is still open was entered
- * higher up. (Equal for a tail call, which is another function.) */
-static __always_inline void drop_dead(struct thread *t, __u64 sp, __u32 level, __u64 ts)
+static __always_inline struct frame *top_frame(struct thread *t)
 {
-	int i;
-
-	for (i = 0; i < MAX_FRAMES; i++) {
-		struct frame *f;
-		__u32 top = t->depth - 1;
-
-		if (top >= MAX_FRAMES)
-			break;
-		f = frame_at(t, top);
-		if (f->sp > sp || (f->sp == sp && f->level != level))
-			break;
-		send_abandoned(f, ts);
-		if (f->level == LV_CPU)
-			close_ops(t, 0, 0);
-		t->depth = top;
-	}
+	return t->depth ? frame_at(t, t->depth - 1) : 0;
 }
 
-static __always_inline __u32 outermost_call(const struct thread *t)
+struct unwind {
+	struct thread *t;
+	__u64 sp;		/* entering a function with this stack pointer, */
+	__u64 ts;
+	__u32 level;		/* of this level */
+	__u32 returning;	/* or returning from it */
+};
+
+/* Drops the innermost frame if it cannot be open any more. On entry: the stack grows
+ * down, so what is still open was entered higher up (equal for a tail call, which is
+ * another function). On return: whatever lies above the frame that returns. */
+static long drop_frame(__u32 i, struct unwind *u)
 {
-	return t->depth && is_call(t->frames[0].level) ? t->frames[0].seq : 0;
+	struct thread *t = u->t;
+	struct frame *f = top_frame(t);
+
+	if (!f)
+		return 1;
+	if (u->returning ? f->level == u->level :
+			   f->sp > u->sp || (f->sp == u->sp && f->level != u->level))
+		return 1;
+	send_abandoned(f, u->ts);
+	if (f->level == LV_CPU)
+		close_ops(t, 0, 0);
+	t->depth--;
+	return 0;
 }
 
-/* seq of the innermost open frame that is a call (or a graph). */
-static __always_inline __u32 innermost(const struct thread *t, bool call)
+static __always_inline void drop_frames(struct thread *t, __u64 sp, __u64 ts, __u32 level,
+					bool returning)
 {
-	__u32 seq = 0;
-	int i;
+	struct unwind u = {
+		.t = t, .sp = sp, .ts = ts, .level = level, .returning = returning,
+	};
+	struct frame *f = top_frame(t);
 
-	for (i = 0; i < MAX_FRAMES; i++) {
-		if (i >= t->depth)
-			break;
-		if (is_call(t->frames[i].level) == call)
-			seq = t->frames[i].seq;
-	}
-	return seq;
+	/* Nearly always there is nothing to drop. */
+	if (f && (returning ? f->level != level : f->sp <= sp))
+		bpf_loop(MAX_FRAMES, drop_frame, &u, 0);
 }
 
 static __always_inline struct thread *enter_thread(__u32 tid, __u32 layout)
@@ -872,10 +880,10 @@ static __always_inline void worker_entry(struct pt_regs *ctx, __u64 cookie)
 	 * offset into ctx at run time, which the verifier does not allow. */
 	__u64 arg1 = *(volatile unsigned long *)&REG_ARG1(ctx);
 	__u64 arg2 = *(volatile unsigned long *)&REG_ARG2(ctx);
-	__u32 layout_index, top;
+	struct frame *f, *below, outer = {};
+	__u32 layout_index;
 	struct layout *l;
 	struct thread *t;
-	struct frame *f;
 	struct event *e;
 
 	if (!target)
@@ -888,36 +896,39 @@ static __always_inline void worker_entry(struct pt_regs *ctx, __u64 cookie)
 	t = enter_thread(tid, layout_index);
 	if (!t)
 		return;
-	drop_dead(t, sp, level, ts);
-	top = t->depth;
-	if (top >= MAX_FRAMES) {
+	drop_frames(t, sp, ts, level, false);
+	if (t->depth >= MAX_FRAMES) {
 		count(ST_MAP_FULL);
 		return;
 	}
-	f = frame_at(t, top);
+	below = top_frame(t);
+	if (below)
+		outer = *below;
+	f = frame_at(t, t->depth);
 	f->ts = ts;
 	f->sp = sp;
 	f->seq = new_seq();
 	f->level = level;
 	f->object = arg1;
+	f->open = outer.open | 1 << (level & 31);
+	f->call = outer.call ?: is_call(level) ? f->seq : 0;
+	f->inner_call = is_call(level) ? f->seq : outer.inner_call;
+	f->inner_graph = is_call(level) ? outer.inner_graph : f->seq;
+	t->depth++;
 
 	e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
 	if (!e) {
 		count(ST_LOST_EVENTS);
-		t->depth = top + 1;
 		return;
 	}
 	fill_event(e, ts, is_call(level) ? EV_CALL_BEGIN : EV_GRAPH_BEGIN);
 	e->seq = f->seq;
 	e->level = level;
-	e->object = f->object;
-	e->call = outermost_call(t);
+	e->object = arg1;
+	e->call = f->call;
 	if (is_call(level)) {
-		e->parent = innermost(t, true);
-		if (!e->call)
-			e->call = f->seq;
+		e->parent = outer.inner_call;
 		if (level == LV_PROCESS) {
-			e->batch_tokens = 0;
 			/* enum llama_process_type: 0 encode, 1 decode */
 			e->status = (__s32)arg2;
 		} else if (bpf_copy_from_user(&e->batch_tokens, 4, (void *)BATCH_ADDR(ctx, sp))) {
@@ -925,13 +936,12 @@ static __always_inline void worker_entry(struct pt_regs *ctx, __u64 cookie)
 			count(ST_FAULT_CALL);
 		}
 	} else {
-		e->parent = innermost(t, false);
+		e->parent = outer.inner_graph;
 		e->cgraph = level == LV_CPU ? arg1 : arg2;
 		if (level == LV_CPU)
 			close_ops(t, 0, 0);
 		enter_graph(t, l, target, e);
 	}
-	t->depth = top + 1;
 	bpf_ringbuf_submit(e, BPF_RB_NO_WAKEUP);
 }
 
@@ -943,38 +953,22 @@ static __always_inline void worker_return(struct pt_regs *ctx, __u64 cookie)
 	__u64 id = bpf_get_current_pid_tgid();
 	__u32 level = cookie_level(cookie);
 	__u32 tgid = id >> 32, tid = id;
-	struct frame f = {};
 	struct target *target = bpf_map_lookup_elem(&targets, &tgid);
-	bool found = false;
+	struct frame f = {}, *top;
 	struct thread *t;
 	struct event *e;
-	int i;
 
 	if (!target)
 		return;
 	count(is_call(level) ? ST_HITS_CALL : ST_HITS_GRAPH);
 	t = bpf_map_lookup_elem(&threads, &tid);
-	if (t) {
-		bool open = false;
-
-		for (i = 0; i < MAX_FRAMES; i++)
-			if (i < t->depth && t->frames[i].level == level)
-				open = true;
-		/* What lies above the frame that returns was left without a return. */
-		for (i = 0; open && i < MAX_FRAMES; i++) {
-			__u32 top = t->depth - 1;
-
-			if (top >= MAX_FRAMES)
-				break;
-			f = *frame_at(t, top);
-			t->depth = top;
-			if (f.level == level) {
-				found = true;
-				break;
-			}
-			send_abandoned(&f, ts);
-			if (f.level == LV_CPU)
-				close_ops(t, 0, 0);
+	top = t ? top_frame(t) : 0;
+	if (top && top->open & 1 << (level & 31)) {
+		drop_frames(t, 0, ts, level, true);
+		top = top_frame(t);
+		if (top) {
+			f = *top;
+			t->depth--;
 		}
 	}
 	e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
@@ -983,27 +977,23 @@ static __always_inline void worker_return(struct pt_regs *ctx, __u64 cookie)
 	} else {
 		fill_event(e, ts, is_call(level) ? EV_CALL_END : EV_GRAPH_END);
 		e->level = level;
-		e->status = is_call(level) || level >= LV_SCHED ? (__s32)REG_RET(ctx) : 0;
-		if (found) {
-			e->seq = f.seq;
-			e->begin_ts = f.ts;
-			e->object = f.object;
-		} else {
+		e->status = (__s32)REG_RET(ctx);
+		e->seq = f.seq;
+		e->begin_ts = f.ts;
+		e->object = f.object;
+		e->call = f.call;
+		if (!f.seq)
 			e->flags |= EF_UNPAIRED;
-		}
-		if (t && found) {
-			e->call = outermost_call(t);
-			e->parent = innermost(t, is_call(level));
-			if (!e->call && is_call(level))
-				e->call = f.seq;
-			if (level == LV_CPU && t->seq == f.seq) {
-				e->hits = t->hits;
-				e->accepted = t->accepted;
-				e->lost = t->lost;
-				e->op_faults = t->op_faults;
-				if (t->epoch != target->epoch)
-					e->flags |= EF_DISARMED;
-			}
+		top = t && f.seq ? top_frame(t) : 0;
+		if (top)
+			e->parent = is_call(level) ? top->inner_call : top->inner_graph;
+		if (t && f.seq && level == LV_CPU && t->seq == f.seq) {
+			e->hits = t->hits;
+			e->accepted = t->accepted;
+			e->lost = t->lost;
+			e->op_faults = t->op_faults;
+			if (t->epoch != target->epoch)
+				e->flags |= EF_DISARMED;
 		}
 		bpf_ringbuf_submit(e, BPF_RB_NO_WAKEUP);
 	}
@@ -1105,30 +1095,54 @@ static __always_inline void send_experts(struct thread *t, const struct layout *
 	bpf_ringbuf_submit(k, BPF_RB_NO_WAKEUP);
 }
 
+struct search {
+	struct thread *t;
+	__u64 tensor;
+	__u32 base;
+	__s32 found;		/* -1: not yet */
+};
+
+/* Looks at WINDOW node pointers from s->base on; 1: found, or nothing more to see. */
+static __always_inline long search_window(struct search *s)
+{
+	struct thread *t = s->t;
+	int i;
+
+	if (s->base >= t->n_nodes)
+		return 1;
+	/* May read past the last node; what is found there is not accepted. */
+	if (bpf_probe_read_user(t->window, sizeof(t->window),
+				(void *)(t->nodes + 8ULL * s->base))) {
+		t->op_faults++;
+		count(ST_FAULT_OP);
+		return 1;
+	}
+	for (i = 0; i < WINDOW; i++) {
+		if (t->window[i] == s->tensor) {
+			if (s->base + i < t->n_nodes)
+				s->found = s->base + i;
+			return 1;
+		}
+	}
+	s->base += WINDOW;
+	return 0;
+}
+
+static long search_further(__u32 i, struct search *s)
+{
+	return search_window(s);
+}
+
 /* Index of `tensor` among the nodes not yet passed, or -1: a nested helper, a
- * tensor on the stack, or the node already running. */
+ * tensor on the stack, or the node already running. The next kernel is nearly
+ * always in the first window: only views and other empty ops lie between. */
 static __always_inline long find_node(struct thread *t, __u64 tensor)
 {
-	__u32 base = t->next;
-	int w, i;
+	struct search s = { .t = t, .tensor = tensor, .base = t->next, .found = -1 };
 
-	for (w = 0; w < MAX_WINDOWS; w++) {
-		if (base >= t->n_nodes)
-			return -1;
-		/* May read past the last node; what is found there is not accepted. */
-		if (bpf_probe_read_user(t->window, sizeof(t->window),
-					(void *)(t->nodes + 8ULL * base))) {
-			t->op_faults++;
-			count(ST_FAULT_OP);
-			return -1;
-		}
-		for (i = 0; i < WINDOW; i++) {
-			if (t->window[i] == tensor)
-				return base + i < t->n_nodes ? (long)(base + i) : -1;
-		}
-		base += WINDOW;
-	}
-	return -1;
+	if (!search_window(&s))
+		bpf_loop(MAX_NODES / WINDOW, search_further, &s, 0);
+	return s.found;
 }
 
 static __always_inline void on_op(struct pt_regs *ctx, bool fused)
@@ -1210,18 +1224,10 @@ int on_thread_exit(void *ctx)
 	__u64 ts = bpf_ktime_get_ns();
 	__u32 tid = bpf_get_current_pid_tgid();
 	struct thread *t = bpf_map_lookup_elem(&threads, &tid);
-	int i;
 
 	if (!t)
 		return 0;
-	for (i = 0; i < MAX_FRAMES; i++) {
-		__u32 top = t->depth - 1;
-
-		if (top >= MAX_FRAMES)
-			break;
-		send_abandoned(frame_at(t, top), ts);
-		t->depth = top;
-	}
+	drop_frames(t, ~0ULL, ts, 0, false);
 	close_ops(t, 0, 0);
 	bpf_map_delete_elem(&threads, &tid);
 	return 0;

@@ -92,7 +92,7 @@ class GgmlPrograms:
         """
         if method != "auto" and method not in METHODS:
             raise ValueError(f"no attach method {method!r}")
-        wanted = METHODS if method == "auto" else (("session", "multi") if method == "multi" else (method,))
+        wanted = METHODS if method == "auto" else (method,)
         failures: list[ProfinferError] = []
         for candidate in wanted:
             try:
