@@ -57,7 +57,7 @@ $(VENV)/ready: pyproject.toml | packages
 	@$(PYTHON) -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); \
 	  print(*p["build-system"]["requires"], *p["project"]["dependencies"], \
 	  *p["project"]["optional-dependencies"]["dev"], sep="\n")' >$(VENV)/requirements.txt
-	@$(PYTHON) -m pip install -q --disable-pip-version-check -r $(VENV)/requirements.txt
+	@$(PYTHON) -m pip install -qq --disable-pip-version-check -r $(VENV)/requirements.txt
 	@touch $@
 
 # Imports and type checkers find the rooms under their package names in build/tree; metadata
@@ -66,7 +66,7 @@ tree: build/tree/ready
 build/tree/ready: pyproject.toml setup.py $(VENV)/ready
 	@mkdir -p build/tree/profinferd
 	@for room in $(ROOMS); do ln -sfn ../../../$$room build/tree/profinferd/$$room; done
-	@$(PYTHON) setup.py -q egg_info --egg-base build/tree
+	@$(PYTHON) setup.py -q egg_info --egg-base build/tree 2>build/tree/log || { cat build/tree/log >&2; exit 1; }
 	@echo "$(CURDIR)/build/tree" >"$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/profinferd-dev.pth"
 	@printf '#!%s\nimport sys\n\nfrom profinferd.agent.cli import main\n\nsys.exit(main())\n' \
 	  "$(CURDIR)/$(PYTHON)" >$(VENV)/bin/profinferd

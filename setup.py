@@ -69,6 +69,7 @@ setup(
         for name in (f"profinferd.{room}", *(f"profinferd.{room}.{sub}" for sub in find_packages(room)))
     ],
     package_dir={f"profinferd.{room}": room for room in ROOMS},
+    include_package_data=False,  # what a wheel holds is what is said here, not MANIFEST.in
     package_data={
         "": ["py.typed"],
         "profinferd.probes": ["*.bpf.o", "*.yaml", "*.schema.json", "events.h"],
