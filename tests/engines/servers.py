@@ -66,14 +66,32 @@ def _skulk_command(engines: Engines, o: Options, port: int) -> tuple[list[str], 
     command = [str(engines.skulk_bin / "llama-server"), "-m", str(o.model)]
     command += ["--host", "127.0.0.1", "--port", str(port), "--metrics", "--offline"]
     command += ["-t", str(o.threads), "-tb", str(o.threads), "-np", str(o.slots)]
-    command += ["-c", str(o.context * o.slots), "-ub", str(o.ubatch), "-ngl", "0", "-dev", "none", "-cram", "0"]
+    command += [
+        "-c",
+        str(o.context * o.slots),
+        "-ub",
+        str(o.ubatch),
+        "-ngl",
+        "0",
+        "-dev",
+        "none",
+        "-cram",
+        "0",
+    ]
     command += [] if o.repack else ["--no-repack"]
     command += [] if o.warmup else ["--no-warmup"]
     command += ["--kv-unified"] if o.unified else []
     if o.embedding:
         command += ["--embeddings", "-b", str(o.ubatch)]
     if o.draft is not None:
-        command += ["-md", str(o.draft), "--spec-type", "draft-simple", "--spec-draft-n-max", str(o.draft_max)]
+        command += [
+            "-md",
+            str(o.draft),
+            "--spec-type",
+            "draft-simple",
+            "--spec-draft-n-max",
+            str(o.draft_max),
+        ]
         command += ["-ngld", "0", "-devd", "none", "-td", str(o.threads), "-tbd", str(o.threads)]
     return command, {"LD_LIBRARY_PATH": str(engines.skulk_bin)}
 
@@ -232,7 +250,7 @@ def _cpu_key(engines: Engines, engine: str, o: Options) -> str:
 
 
 def usable(engine: str, options: Options) -> str:
-    """Nothing when this engine runs this model here, else why not.
+    """Nothing ("") when this engine runs this model here, else why not.
 
     The first time a few tokens are decoded; the verdict is remembered per CPU, wheel and model,
     for kernels differ by weight type: one build may run F16 and die of Q8_0.

@@ -307,3 +307,20 @@ def per_op(runs: Iterable[GraphRun]) -> dict[tuple[str, str], Sum]:
 def within(runs: Iterable[GraphRun], begin: int, end: int) -> list[GraphRun]:
     """The graph executions that lie wholly in [begin, end] (ns of CLOCK_MONOTONIC)."""
     return [run for run in runs if begin <= run.begin and run.end <= end]
+
+
+@dataclass(frozen=True)
+class Witness:
+    """A shim and the file that it writes to."""
+
+    library: Path
+    output: Path
+
+    @property
+    def env(self) -> dict[str, str]:
+        """To be added to the environment of the target."""
+        return {"LD_PRELOAD": str(self.library), "PFSHIM_OUT": str(self.output)}
+
+    def runs(self) -> list[GraphRun]:
+        """What has been written so far; the target may still run."""
+        return read(self.output) if self.output.exists() else []
