@@ -50,7 +50,7 @@ class Function:
         code = code[:size] if size > 0 else code
         self.code = code[: len(code) - len(code) % _WORD]
         self.vaddr = vaddr
-        self.whole = 0 < size and size - len(self.code) < _WORD
+        self.whole = size > 0 and size - len(self.code) < _WORD
         self.file_offset = file_offset
         self._arguments = frozenset(f"x{i}" for i in range(min(8, max(0, arg_regs))))
 
@@ -226,9 +226,7 @@ def _moved(insn: Any, before: int) -> int:
         if all(on_sp) and len(operands) == 3 and operands[2].type == arm.ARM64_OP_IMM:
             amount = operands[2].imm << (operands[2].shift.value if operands[2].shift.type else 0)
             after = before + amount if insn.id == arm.ARM64_INS_SUB else before - amount
-    elif (
-        insn.writeback and operands[-1].type == arm.ARM64_OP_MEM and operands[-1].mem.base == arm.ARM64_REG_SP
-    ):
+    elif _writes_back_sp(insn) and operands[-1].type == arm.ARM64_OP_MEM:
         after = before - operands[-1].mem.disp  # pre-indexed: the displacement is in the operand
     return after if 0 <= after <= MAX_MOVED else MOVED_UNKNOWN
 

@@ -96,8 +96,7 @@ class Function:
 
     def site(self, at: int) -> Site:
         """The site at a place that :meth:`check` accepted."""
-        step = self._step(at)
-        assert isinstance(step, Step)
+        [step] = [step for step in self.line[0] if step.at == at]
         kind = emulated_kind(step.raw)
         return Site(
             offset=self.file_offset + at,

@@ -169,7 +169,8 @@ def instructions() -> tuple[Path, int]:
     listed = ",".join(map(str, slots))
     text = (
         "#include <unistd.h>\n"
-        f'asm(".text\\n.globl table\\n.type table,@function\\ntable: .byte {listed}\\n.size table,.-table\\n");\n'
+        'asm(".text\\n.globl table\\n.type table,@function\\n'
+        f'table: .byte {listed}\\n.size table,.-table\\n");\n'
         "int main(void) { pause(); }\n"
     )
     path = build(text, name="instructions")
