@@ -24,9 +24,7 @@ def flops(graph: Graph, index: int, *, fused: bool = False) -> int | None:
     return None if own is None or other is None else own + other
 
 
-def bytes_moved(
-    graph: Graph, index: int, *, fused: bool = False, experts: int | None = None
-) -> int | None:
+def bytes_moved(graph: Graph, index: int, *, fused: bool = False, experts: int | None = None) -> int | None:
     """Bytes read and written by the kernel of node ``index``; ``fused``: with the next.
 
     A fused pair never stores what the first hands to the second: neither its writing nor
@@ -52,9 +50,7 @@ def cost(graph: Graph, index: int, *, fused: bool = False, experts: int | None =
     )
 
 
-def costs(
-    graph: Graph, fused_heads: Collection[int] = (), experts: Experts = _NO_EXPERTS
-) -> list[Cost]:
+def costs(graph: Graph, fused_heads: Collection[int] = (), experts: Experts = _NO_EXPERTS) -> list[Cost]:
     """Cost of every node as it ran: ``fused_heads`` are the nodes that ran with their next.
 
     The second half of a fused pair costs nothing of its own. Which nodes ran at all is

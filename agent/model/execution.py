@@ -9,9 +9,7 @@ import numpy.typing as npt
 from .tensors import Accounting, Graph, NodeState
 
 
-def account(
-    graph: Graph, seen: npt.NDArray[np.integer], fused: npt.NDArray[np.bool_]
-) -> Accounting:
+def account(graph: Graph, seen: npt.NDArray[np.integer], fused: npt.NDArray[np.bool_]) -> Accounting:
     """What became of each node, from the kernels seen in one execution of ``graph``.
 
     ``seen``: node indices, any order; ``fused``: same length, True where this node and the

@@ -36,9 +36,7 @@ class Figures:
     all_experts: bool
 
 
-def figures(
-    nodes: Sequence[Node], leaves: Sequence[Leaf], expected: npt.NDArray[np.bool_]
-) -> Figures:
+def figures(nodes: Sequence[Node], leaves: Sequence[Leaf], expected: npt.NDArray[np.bool_]) -> Figures:
     """The figures of one graph or split; what a split does not show is None or False."""
     view = _View(nodes, leaves, expected)
     k_shift = view.only_moves_cache()

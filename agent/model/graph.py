@@ -35,9 +35,26 @@ from .tensors import (
 )
 
 __all__ = [
-    "EMPTY_OPS", "FLAG_COMPUTE", "FLAG_INPUT", "FLAG_OUTPUT", "UNKNOWN",
-    "Accounting", "Cost", "Experts", "Graph", "Incomplete", "Leaf", "LeafKind", "Node",
-    "NodeState", "Source", "Tensor", "TypeTraits", "account", "build_graph", "clean_name",
+    "EMPTY_OPS",
+    "FLAG_COMPUTE",
+    "FLAG_INPUT",
+    "FLAG_OUTPUT",
+    "UNKNOWN",
+    "Accounting",
+    "Cost",
+    "Experts",
+    "Graph",
+    "Incomplete",
+    "Leaf",
+    "LeafKind",
+    "Node",
+    "NodeState",
+    "Source",
+    "Tensor",
+    "TypeTraits",
+    "account",
+    "build_graph",
+    "clean_name",
 ]
 
 _ND_NODE, _ND_LEAF = 0, 1  # enum node_role of probes/events.h
@@ -138,7 +155,7 @@ class _Rows:
             return values
 
         self.addr, self.role, self.index = column("addr"), column("role"), column("index")
-        self.fault, self.src = column("fault"), column("src")
+        self._slot, self.fault, self.src = column("slot"), column("fault"), column("src")
         self._ops, self._types, self._flags = column("op"), column("type"), column("flags")
         self._ne, self._nb = column("ne"), column("nb")
         self._params = column("op_params")
@@ -158,10 +175,8 @@ class _Rows:
     def leaves(self) -> dict[int, int]:
         """Address of a leaf -> row, in the order of first use."""
         found: dict[int, int] = {}
-        order = sorted(
-            (r for r in range(len(self.addr)) if self.role[r] == _ND_LEAF), key=lambda r: self.index[r]
-        )
-        for row in order:
+        rows = [row for row, role in enumerate(self.role) if role == _ND_LEAF]
+        for row in sorted(rows, key=lambda row: (self.index[row], self._slot[row])):
             addr = self.addr[row]
             if self._better(found.get(addr), row):
                 found[addr] = row
@@ -173,18 +188,43 @@ class _Rows:
     def tensor(self, row: int) -> Tensor:
         if self.fault[row]:
             return Tensor(
-                addr=self.addr[row], name="", op=UNKNOWN, type=UNKNOWN, block_size=None,
-                type_size=None, ne=(0, 0, 0, 0), nb=(0, 0, 0, 0), flags=0, op_params=(),
-                view_src=0, view_offs=0, data=0, buffer=0, extra=0, fault=True,
+                addr=self.addr[row],
+                name="",
+                op=UNKNOWN,
+                type=UNKNOWN,
+                block_size=None,
+                type_size=None,
+                ne=(0, 0, 0, 0),
+                nb=(0, 0, 0, 0),
+                flags=0,
+                op_params=(),
+                view_src=0,
+                view_offs=0,
+                data=0,
+                buffer=0,
+                extra=0,
+                fault=True,
             )
         type_name, block_size, type_size = self._names.type(self._types[row])
         view_src, view_offs, data, buffer, extra = (column[row] for column in self._rest)
         start = row * self._width
         return Tensor(
-            self.addr[row], clean_name(self._text[start : start + self._width]),
-            self._names.op(self._ops[row]), type_name, block_size, type_size,
-            tuple(self._ne[row]), tuple(self._nb[row]), self._flags[row],
-            tuple(self._params[row]), view_src, view_offs, data, buffer, extra, False,
+            self.addr[row],
+            clean_name(self._text[start : start + self._width]),
+            self._names.op(self._ops[row]),
+            type_name,
+            block_size,
+            type_size,
+            tuple(self._ne[row]),
+            tuple(self._nb[row]),
+            self._flags[row],
+            tuple(self._params[row]),
+            view_src,
+            view_offs,
+            data,
+            buffer,
+            extra,
+            False,
         )
 
     def sub_op(self, row: int) -> str | None:
@@ -284,18 +324,13 @@ def _node(
     )
 
 
-def _graph(
-    nodes: tuple[Node, ...], leaves: tuple[Leaf, ...], *, hash: int, n_nodes: int, cut: bool
-) -> Graph:
+def _graph(nodes: tuple[Node, ...], leaves: tuple[Leaf, ...], *, hash: int, n_nodes: int, cut: bool) -> Graph:
     # Engines before the COMPUTE flag run every node; later ones only those that carry it.
     flagged = any(node.flags & FLAG_COMPUTE for node in nodes)
     empty = np.array([node.elements == 0 for node in nodes], dtype=np.bool_)
     fault = np.array([node.fault for node in nodes], dtype=np.bool_)
     runs = np.array(
-        [
-            node.op not in EMPTY_OPS and (not flagged or bool(node.flags & FLAG_COMPUTE))
-            for node in nodes
-        ],
+        [node.op not in EMPTY_OPS and (not flagged or bool(node.flags & FLAG_COMPUTE)) for node in nodes],
         dtype=np.bool_,
     )
     expected = runs & ~empty & ~fault

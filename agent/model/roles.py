@@ -175,9 +175,7 @@ def _by_leaf(
     return NodeRole(caches[0][0], caches[0][1], None)
 
 
-def _by_name(
-    index: int, node: Tensor, sources: Sequence[Source], before: Sequence[NodeRole]
-) -> NodeRole:
+def _by_name(index: int, node: Tensor, sources: Sequence[Source], before: Sequence[NodeRole]) -> NodeRole:
     """By its own name, else it continues its first source that a node computed."""
     role, layer = stem_role(node.name)
     if role:
