@@ -14,6 +14,7 @@ import numpy.typing as npt
 from . import roles
 from .execution import account
 from .figures import figures
+from .link import link
 from .tensors import (
     EMPTY_OPS,
     FLAG_COMPUTE,
@@ -90,7 +91,7 @@ def build_graph(
     leaf_rows = rows.leaves()
     leaf_tensors = [rows.tensor(row) for row in leaf_rows.values()]
     leaf_at = {addr: place for place, addr in enumerate(leaf_rows)}
-    sources = _link(tensors, [rows.src[node_rows[i]] for i in range(n_nodes)], leaf_tensors, leaf_at)
+    sources = link(tensors, [rows.src[node_rows[i]] for i in range(n_nodes)], leaf_tensors, leaf_at)
 
     kinds = [roles.leaf_kind(t.name, t.flags) for t in leaf_tensors]
     leaf_roles = [roles.leaf_role(t.name, k) for t, k in zip(leaf_tensors, kinds, strict=True)]
@@ -242,56 +243,6 @@ def _incomplete(n_nodes: int, present: set[int]) -> Incomplete:
             if len(missing) == _MISSING_SHOWN:
                 break
     return Incomplete(n_nodes, n_nodes - len(present), tuple(missing))
-
-
-def _link(
-    tensors: Sequence[Tensor],
-    addresses: Sequence[Sequence[int]],
-    leaves: Sequence[Tensor],
-    leaf_at: dict[int, int],
-) -> list[tuple[Source, ...]]:
-    """Sources of every node, with the base of each chain of views.
-
-    One pass: a view's base is known when its own source comes earlier, as the engine
-    orders its graphs; a chain that does not (a hostile or a cyclic one) ends there.
-    """
-    node_at: dict[int, int] = {}
-    for index, tensor in enumerate(tensors):
-        node_at.setdefault(tensor.addr, index)
-    leaf_base = [_leaf_base(place, leaf, leaf_at) for place, leaf in enumerate(leaves)]
-    bases: list[tuple[int | None, int | None]] = []
-    linked: list[tuple[Source, ...]] = []
-    for index, tensor in enumerate(tensors):
-        its: list[Source] = []
-        for slot, addr in enumerate(addresses[index]):
-            if not addr:
-                continue
-            node = node_at.get(addr)
-            leaf = leaf_at.get(addr) if node is None else None
-            if node is not None:
-                base = bases[node] if node < index else (node, None)
-            else:
-                base = (None, leaf_base[leaf] if leaf is not None else None)
-            its.append(Source(slot, addr, node, leaf, *base))
-        linked.append(tuple(its))
-        bases.append(_node_base(index, tensor, its, leaf_at))
-    return linked
-
-
-def _leaf_base(place: int, leaf: Tensor, leaf_at: dict[int, int]) -> int:
-    return leaf_at.get(leaf.view_src, place) if leaf.view_src else place
-
-
-def _node_base(
-    index: int, tensor: Tensor, sources: Sequence[Source], leaf_at: dict[int, int]
-) -> tuple[int | None, int | None]:
-    """(base node, base leaf) of a node: itself unless it is a view that computes nothing."""
-    if tensor.op not in EMPTY_OPS:
-        return index, None
-    if sources and (sources[0].base_node is not None or sources[0].base_leaf is not None):
-        return sources[0].base_node, sources[0].base_leaf
-    leaf = leaf_at.get(tensor.view_src) if tensor.view_src else None
-    return (None, leaf) if leaf is not None else (index, None)
 
 
 _TENSOR_FIELDS = tuple(field.name for field in dataclasses.fields(Tensor))
