@@ -97,7 +97,10 @@ def _library() -> ctypes.CDLL:
         ("bpf_map__initial_value", pointer, pointer, ctypes.POINTER(size)),
         ("libbpf_set_print", pointer, _PRINT),
     ):  # fmt: skip
-        function = getattr(lib, name)
+        try:
+            function = getattr(lib, name)
+        except AttributeError as error:
+            raise MachineError(f"libbpf.so.1 has no {name}", "install libbpf 1.0 or later") from error
         function.restype, function.argtypes = result, arguments
     libc = ctypes.CDLL(None)
     libc.vsnprintf.argtypes = [pointer, size, text, pointer]
@@ -114,6 +117,11 @@ def _library() -> ctypes.CDLL:
     _kept.append(_PRINT(hear))
     lib.libbpf_set_print(_kept[0])
     return lib
+
+
+def require() -> None:
+    """Raise MachineError when the system has no usable libbpf."""
+    _library()
 
 
 @dataclass(frozen=True)
@@ -377,4 +385,4 @@ def load_degrading(
             raise
 
 
-__all__ = ["BpfObject", "LoadError", "Map", "Program", "load_degrading"]
+__all__ = ["BpfObject", "LoadError", "Map", "Program", "load_degrading", "require"]
