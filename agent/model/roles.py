@@ -20,6 +20,8 @@ MAX_ROLE = 48
 
 NORM_OPS = frozenset({"NORM", "RMS_NORM", "L2_NORM", "GROUP_NORM"})
 
+_COPIES = frozenset({"CONT", "CPY", "DUP"})
+
 #: Sources that are weights by origin but only parameters of the op: rotary frequency
 #: factors and attention sinks say nothing about what the op is for.
 _PARAMETER_SLOTS = {("ROPE", 2), ("FLASH_ATTN_EXT", 4), ("SOFT_MAX", 2)}
@@ -139,40 +141,52 @@ def assign(
     """
     out: list[NodeRole] = []
     settled: list[bool] = []
+    copies: dict[int, tuple[str, int | None]] = {}
     for index, (node, its) in enumerate(zip(nodes, sources, strict=True)):
-        role = _by_leaf(node, its, leaf_kinds, leaf_roles)
+        role = _by_weight(node, its, leaf_kinds, leaf_roles)
+        if role is None:
+            caches = [
+                leaf_roles[s.base_leaf]
+                for s in its
+                if s.base_leaf is not None and leaf_kinds[s.base_leaf] is LeafKind.CACHE
+            ]
+            caches += [copies[s.base_node] for s in its if s.base_node in copies]
+            role = _by_cache(node, caches)
+            if role is not None and node.op in _COPIES:
+                copies[index] = (role.role, role.layer)
         settled.append(role is not None)
-        out.append(role or _by_name(index, node, its, out))
+        role = role or _by_name(index, node, its, out)
+        out.append(NodeRole("attn", role.layer, None) if node.op == "FLASH_ATTN_EXT" else role)
     _name_norms(nodes, sources, out, settled)
     return out
 
 
-def _by_leaf(
+def _by_weight(
     node: Tensor,
     sources: Sequence[Source],
     kinds: Sequence[LeafKind],
     roles: Sequence[tuple[str, int | None]],
 ) -> NodeRole | None:
-    """By the first weight among the sources, else by the caches it works on."""
-    caches: list[tuple[str, int | None]] = []
+    """By the first weight among the sources, if there is one."""
     for source in sources:
         leaf = source.base_leaf
-        if leaf is None or (node.op, source.slot) in _PARAMETER_SLOTS:
+        if leaf is None or kinds[leaf] is not LeafKind.WEIGHT:
             continue
-        if kinds[leaf] is LeafKind.WEIGHT:
-            role, layer = roles[leaf]
-            if node.op == "MUL_MAT" and role == "token_embd":
-                role = "output"  # a tied LM head
-            return NodeRole(role, layer, leaf)
-        if kinds[leaf] is LeafKind.CACHE:
-            caches.append(roles[leaf])
-    if node.op == "FLASH_ATTN_EXT":
-        return NodeRole("attn", caches[0][1] if caches else stem_role(node.name)[1], None)
+        if (node.op, source.slot) in _PARAMETER_SLOTS:
+            continue
+        role, layer = roles[leaf]
+        if node.op == "MUL_MAT" and role == "token_embd":
+            role = "output"  # a tied LM head
+        return NodeRole(role, layer, leaf)
+    return None
+
+
+def _by_cache(node: Tensor, caches: Sequence[tuple[str, int | None]]) -> NodeRole | None:
+    """By the cache that it reads or writes, or reads a converted copy of."""
     if not caches:
         return None
-    if {"kv_k", "kv_v"} <= {role for role, _ in caches}:
-        return NodeRole("attn", caches[0][1], None)
-    return NodeRole(caches[0][0], caches[0][1], None)
+    role, layer = caches[0]
+    return NodeRole("attn" if {"kv_k", "kv_v"} <= {r for r, _ in caches} else role, layer, None)
 
 
 def _by_name(index: int, node: Tensor, sources: Sequence[Source], before: Sequence[NodeRole]) -> NodeRole:

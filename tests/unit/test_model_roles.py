@@ -108,8 +108,16 @@ def test_roles_of_a_decoder() -> None:
 def test_attention_without_flash() -> None:
     graph = decoder(flash=False, layers=1).graph()
     roles = {n.name: n.role for n in graph.nodes if n.op in ("MUL_MAT", "SOFT_MAX", "CONT") and n.name}
-    assert roles["kq-0"] == "kv_k" and roles["kqv-0"] == "kqv" and roles["v_cont-0"] == "kv_v"
+    assert roles["kq-0"] == "kv_k" and roles["kqv-0"] == "kv_v" and roles["v_cont-0"] == "kv_v"
     assert roles["kq_soft_max-0"] == "kq_soft_max"
+
+
+def test_attention_of_an_encoder_has_the_layer_of_its_queries() -> None:
+    b = Builder()
+    q = b.mul_mat(b.leaf("enc.blk.4.attn_q.weight", "f16", 64, 64), b.leaf("x", "f32", 64, 2, flags=INPUT))
+    b.op("FLASH_ATTN_EXT", "f32", (64, 1, 2), q, q, q, None, name="node_51")
+    graph = b.graph()
+    assert (graph.nodes[1].role, graph.nodes[1].layer, graph.nodes[1].weight) == ("attn", 4, None)
 
 
 def test_a_tied_head_is_output_and_its_gather_is_not() -> None:
