@@ -94,22 +94,24 @@ class _View:
     def tokens(self) -> tuple[int | None, bool]:
         """(tokens put in, whether they come as embeddings).
 
-        Newer engines build both inputs and compute one: then the unused gather of the
-        token embedding lacks the COMPUTE flag, and has the same number of tokens.
+        Newer engines build every kind of input (ids, embeddings, a mixture) and compute
+        one: the gathers of the token embedding that are not used lack the COMPUTE flag,
+        but one of them has the number of tokens.
         """
-        found: Node | None = None
-        for node in self.nodes:
-            if node.op != "GET_ROWS" or node.weight is None:
-                continue
-            ids = self.source(node, 1)
-            if self.base_kind(ids) is not LeafKind.INPUT:
-                continue
-            if found is None or (node.role == "token_embd" and found.role != "token_embd"):
-                found = node
-        if found is not None:
-            ids_tensor = self.tensor(found, 1)
-            tokens = _count(ids_tensor.ne[0]) if ids_tensor is not None else None
-            return tokens, bool(tokens) and not bool(self.expected[found.index])
+        gathers = [
+            node
+            for node in self.nodes
+            if node.op == "GET_ROWS"
+            and node.weight is not None
+            and self.base_kind(self.source(node, 1)) is LeafKind.INPUT
+        ]
+        # Positions index a table too in some models, after the token embedding.
+        named = [node for node in gathers if node.role == "token_embd"] or gathers[:1]
+        ids = [self.tensor(node, 1) for node in named]
+        counts = [_count(tensor.ne[0]) for tensor in ids if tensor is not None]
+        if counts:
+            used = any(self.expected[node.index] for node in named)
+            return max(counts), max(counts) > 0 and not used
         for node in self.nodes:
             if node.op in ("SOFT_MAX", "FLASH_ATTN_EXT", "ROPE"):
                 continue

@@ -74,6 +74,20 @@ def test_embeddings_as_input() -> None:
     assert not graph.expected[node(graph, "embd", "GET_ROWS")]
 
 
+def test_a_mixture_of_ids_and_embeddings_is_not_embeddings() -> None:
+    """Newer engines build three inputs and compute one of them."""
+    b = Builder()
+    embd = b.leaf("token_embd.weight", "q8_0", 256, 100)
+    gathers = [b.gather(embd, b.leaf(f"leaf_{n}", "i32", n, flags=INPUT)) for n in (6, 4)]
+    rest = b.op("CONT", "f32", (256, 6), b.leaf("leaf_9", "f32", 256, 6, flags=INPUT))
+    slots = b.leaf("leaf_3", "i64", 4, flags=INPUT)
+    b.op("SET_ROWS", "f32", (256, 6), gathers[1], slots, rest, view_src=rest)
+    gathers[0].flags = 0
+    assert (b.graph().n_tokens, b.graph().takes_embeddings) == (6, False)
+    gathers[1].flags = 0
+    assert (b.graph().n_tokens, b.graph().takes_embeddings) == (6, True)
+
+
 def test_embeddings_as_the_only_input() -> None:
     b = Builder()
     x = b.leaf("leaf_2", "f32", 256, 7, flags=INPUT)
@@ -105,7 +119,9 @@ def test_k_shift_is_not_a_forward_pass() -> None:
     quantized = b.leaf("cache_k_l2", "q8_0", 128, 4096)
     keys = b.view("VIEW", quantized, 64, 2, 4096)
     wide = b.op("CPY", "f32", keys.ne, keys)
-    turned = b.same("ROPE", wide, shift, params=(0, 64, 2))
+    spin = b.leaf("leaf_1", "f32", 64, 64, flags=INPUT)
+    turned = b.same("ROPE", b.mul_mat(spin, wide), shift, params=(0, 64, 2))
+    turned = b.mul_mat(spin, turned)
     b.op("CPY", "q8_0", keys.ne, turned, keys, view_src=quantized)
     graph = b.graph()
     assert graph.is_k_shift and graph.has_rope and graph.n_tokens is None and graph.rows is None
