@@ -208,9 +208,9 @@ enum known_state {
 };
 
 struct hash_key {
-	__u64 hash;
+	__u64 hash;		/* begins with the number of nodes */
 	__u32 tgid;
-	__u32 n_nodes;
+	__u32 pad;
 };
 
 struct known_graph {
@@ -251,9 +251,8 @@ enum stat {
 };
 
 /* attach cookie: level in the low byte, how far the site has moved the stack
- * pointer below its value at function entry (bytes) in the next 16 bits, index
- * into "layouts" in bits 24-31. */
-#define COOKIE(level, moved, layout) ((__u64)(level) | ((__u64)(moved) << 8) | ((__u64)(layout) << 24))
+ * pointer below its value at function entry (bytes; 0xffff: unknown) in the next
+ * 16 bits. */
 
 /* levels used by op probes in their cookies */
 enum op_probe {

@@ -25,6 +25,7 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 #define MAX_USED_EXPERTS 32
 #define EXPERT_BITS (CHUNK_INTS * 32)
 #define ABSENT 0xffff
+#define MOVED_UNKNOWN 0xffff
 
 struct frame {
 	__u64 ts;
@@ -216,9 +217,13 @@ static __always_inline __u32 cookie_level(__u64 cookie)
 	return cookie & 0xff;
 }
 
+/* Unknown where the function realigned its stack first: no return probe is there
+ * either, and the stack pointer as it is will do for the order of frames. */
 static __always_inline __u64 cookie_moved(__u64 cookie)
 {
-	return (cookie >> 8) & 0xffff;
+	__u64 moved = (cookie >> 8) & 0xffff;
+
+	return moved == MOVED_UNKNOWN ? 0 : moved;
 }
 
 static __always_inline bool is_call(__u32 level)
@@ -608,7 +613,7 @@ static __always_inline void open_ops(struct thread *t, const struct target *targ
 	if (t->mode == OPS_TRACE) {
 		e->flags |= EF_TRACED;
 	} else if (t->mode == OPS_SUM) {
-		struct hash_key hk = { .hash = e->hash, .tgid = e->tgid, .n_nodes = n_nodes };
+		struct hash_key hk = { .hash = e->hash, .tgid = e->tgid };
 		struct known_graph *g = bpf_map_lookup_elem(&known, &hk);
 		__u32 slot, *owner;
 
@@ -831,7 +836,7 @@ static __always_inline void enter_graph(struct thread *t, const struct layout *l
 	}
 	e->hash = info.hash;
 	if (!(e->flags & EF_FAULT)) {
-		struct hash_key hk = { .hash = info.hash, .tgid = e->tgid, .n_nodes = n_nodes };
+		struct hash_key hk = { .hash = info.hash, .tgid = e->tgid };
 		struct known_graph *g = bpf_map_lookup_elem(&known, &hk);
 
 		if (g) {

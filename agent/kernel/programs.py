@@ -159,9 +159,9 @@ class GgmlPrograms:
         """Stop looking at a process (its links are closed by :meth:`detach`)."""
         self._targets.delete(struct.pack("=I", tgid))
 
-    def confirm(self, tgid: int, hash_: int, n_nodes: int) -> None:
+    def confirm(self, tgid: int, hash_: int) -> None:
         """All descriptors of this graph have arrived: do not send them again."""
-        key = self._hash_key(tgid, hash_, n_nodes)
+        key = self._hash_key(tgid, hash_)
         old = self._known.lookup(key)
         if old is None:
             return  # evicted: it will be described again, which does no harm
@@ -169,9 +169,9 @@ class GgmlPrograms:
         value["state"] = self.types.constants()["KN_CONFIRMED"]
         self._known.update(key, value.tobytes())
 
-    def resend(self, tgid: int, hash_: int, n_nodes: int) -> None:
+    def resend(self, tgid: int, hash_: int) -> None:
         """Some descriptors of this graph were lost: send them with its next execution."""
-        self._known.delete(self._hash_key(tgid, hash_, n_nodes))
+        self._known.delete(self._hash_key(tgid, hash_))
 
     def forget_graphs(self) -> None:
         """Forget every graph: what was read of them was read by a wrong layout."""
@@ -179,9 +179,9 @@ class GgmlPrograms:
             for key in table.keys():
                 table.delete(key)
 
-    def _hash_key(self, tgid: int, hash_: int, n_nodes: int) -> bytes:
+    def _hash_key(self, tgid: int, hash_: int) -> bytes:
         key = np.zeros(1, self.types.dtype("hash_key"))
-        key["hash"], key["tgid"], key["n_nodes"] = hash_, tgid, n_nodes
+        key["hash"], key["tgid"] = hash_, tgid
         return key.tobytes()
 
     # ---- links --------------------------------------------------------------------------

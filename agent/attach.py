@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Watching one process: the target is looked into, probes are attached, records become numbers.
+
+This is the one place where the rooms meet. Data flows one way: records from
+``agent.kernel`` into the session of ``agent.model``; back flows only which graphs are
+known and which layout was chosen.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from .errors import MachineError, ProfinferError, TargetEnded, TargetError
+from .kernel.programs import Drained, GgmlPrograms, Probe
+from .model.session import Session
+from .model.snapshot import Snapshot
+from .settle import LayoutSettler, layout_fields
+from .target.facts import FileInfo, HookSite, TargetInfo
+from .target.inspect import inspect_target, start_child
+from .target.layout import Layout
+from .target.process import Process, alive, engine_files_changed, executable_ids, open_process
+from .targetfacts import facts_for_model
+
+Progress = Callable[[str], None]
+
+POLL_SECONDS = 0.05
+"""Rings are drained this often; the smallest holds about a second of a very fast engine."""
+SETTLING_SECONDS = 0.005
+"""Until the layout is chosen every graph is sent in full, so rings are drained sooner."""
+LOOK_SECONDS = 1.0
+"""How often the target's mappings are looked at for libraries loaded since (case C02)."""
+LAYOUT = 0
+"""Index in the map "layouts": one target, one layout."""
+
+
+@dataclass(slots=True)
+class Attached:
+    """What was attached, for people and for the JSON."""
+
+    method: str
+    op_source: str | None
+    complete: bool
+    seconds: float
+    sites: int
+    notes: list[str] = field(default_factory=list)
+
+
+class Attachment:
+    """Probes on one process and the session that they feed. Close it, or use ``with``."""
+
+    def __init__(self, process: Process, info: TargetInfo, programs: GgmlPrograms, *, ops: str) -> None:
+        self.process = process
+        self.info = info
+        self.seen_anything = False
+        self._programs = programs
+        self._ops = ops
+        self._session: Session | None = None
+        self._settler = LayoutSettler(info.layouts, info.tables)
+        self._held: list[Drained] = []
+        self._attached: set[tuple[str, int]] = set()
+        self._known_code = info.seen
+        self._next_look = time.monotonic() + LOOK_SECONDS
+        self._begun_ns = time.monotonic_ns()
+        self._final: Snapshot | None = None
+        self.attached = Attached(programs.method, None, True, 0.0, 0)
+
+    @classmethod
+    def open(
+        cls,
+        pid: int,
+        *,
+        method: str = "auto",
+        ops: str = "all",
+        btf_path: str | None = None,
+        loader: str = "libbpf",
+        progress: Progress = lambda line: None,
+    ) -> Attachment:
+        """Attach to the process ``pid``.
+
+        Raises TargetError, TargetEnded or MachineError; nothing is left attached then.
+        """
+        begun = time.monotonic()
+        process = open_process(pid)
+        progress(f"looking into process {process.pid}")
+        # The child's interpreter starts while the kernel verifies the programs.
+        child = start_child()
+        try:
+            programs = GgmlPrograms.load(method, btf_path=btf_path)
+        except BaseException:
+            child.close()
+            raise
+        try:
+            info = inspect_target(process, child=child)
+        except BaseException:
+            programs.close()
+            raise
+        self = cls(process, info, programs, ops=ops)
+        try:
+            self._attach_files(info.files)
+            if not alive(process):
+                raise TargetEnded(f"process {process.pid} ended while probes were attached")
+        except BaseException:
+            self.close()
+            raise
+        self.attached.seconds = time.monotonic() - begun
+        progress(
+            f"attached to process {process.pid} in {self.attached.seconds * 1e3:.0f} ms "
+            f"({self.attached.sites} sites, {programs.method})"
+        )
+        return self
+
+    # ---- attaching ----------------------------------------------------------------------
+
+    def _attach_files(self, files: Sequence[FileInfo]) -> None:
+        constants = self._programs.types.constants()
+        self._programs.set_layout(LAYOUT, layout_fields(self._settler.assumed, self.info.tables, chosen=False))
+        mode = constants["OPS_OFF"] if self._ops == "off" else constants["OPS_TRACE"]
+        self._programs.set_target(self.process.pid, layout=LAYOUT, mode=mode)
+        failures: list[ProfinferError] = []
+        for file in files:
+            if file.file_id in self._attached:
+                continue
+            hooks = [h for h in file.hooks if self._wanted(h, file)]
+            done = 0
+            for group in ("ops", "graphs"):
+                some = [h for h in hooks if (h.level == "op") == (group == "ops")]
+                done += self._attach_hooks(group, file, some, failures)
+            if done:
+                self._attached.add(file.file_id)
+                self.attached.sites += done
+                if file.op_source is not None and self._ops != "off":
+                    self.attached.op_source = self.attached.op_source or file.op_source
+                    self.attached.complete = self.attached.complete and file.complete
+        if not self._attached:
+            raise failures[0] if failures else TargetError(
+                f"process {self.process.pid} has no function that could be probed",
+                "see `profinferd check --pid` for each function's reason",
+            )
+
+    def _wanted(self, hook: HookSite, file: FileInfo) -> bool:
+        # Splits on other backends are not looked at yet; a CPU split is an LV_CPU graph.
+        if hook.event == "LV_BACKEND":
+            return False
+        return self._ops != "off" or hook.level != "op"
+
+    def _attach_hooks(
+        self, group: str, file: FileInfo, hooks: Sequence[HookSite], failures: list[ProfinferError]
+    ) -> int:
+        """All hooks of a file with few links; where that fails, each by itself (case C03)."""
+        if not hooks:
+            return 0
+        probes = [self._probe(h) for h in hooks]
+        try:
+            self._programs.attach(group, file.open_path, self.process.pid, probes)
+            return len(probes)
+        except MachineError:
+            raise
+        except TargetError as error:
+            if not alive(self.process):
+                raise TargetEnded(f"process {self.process.pid} ended while probes were attached") from error
+        done = 0
+        for hook, probe in zip(hooks, probes, strict=True):
+            try:
+                self._programs.attach(group, file.open_path, self.process.pid, [probe])
+                done += 1
+            except TargetError as error:
+                failures.append(error)
+                self.attached.notes.append(f"{hook.symbol} is not probed: {error.what}")
+                if hook.level == "op":
+                    self.attached.complete = False
+        return done
+
+    def _probe(self, hook: HookSite) -> Probe:
+        levels = self._programs.types.constants()
+        return Probe(levels[hook.event], hook.site.offset, hook.site.moved, hook.ret)
+
+    # ---- running ------------------------------------------------------------------------
+
+    def poll(self, timeout_s: float) -> None:
+        """Drain for ``timeout_s`` seconds (0: once).
+
+        Raises TargetError when no layout fits the live graph.
+        """
+        until = time.monotonic() + timeout_s
+        while True:
+            pause = SETTLING_SECONDS if self._session is None else POLL_SECONDS
+            left = until - time.monotonic()
+            if left > 0:
+                time.sleep(min(pause, left))
+            self._drain()
+            if time.monotonic() >= until:
+                return
+
+    def _drain(self) -> None:
+        drained = self._programs.drain()
+        if len(drained.events):
+            self.seen_anything = True
+        if self._session is None:
+            self._settle(drained)
+        else:
+            self._feed(drained)
+        now = time.monotonic()
+        if now >= self._next_look:
+            self._next_look = now + LOOK_SECONDS
+            self._look_for_libraries()
+
+    def _settle(self, drained: Drained) -> None:
+        """Before the layout is chosen: hold the records, look at the snapshots."""
+        self._held.append(drained)
+        layout = self._settler.look(drained.raws)
+        if layout is None:
+            return
+        if layout != self._settler.assumed:
+            # What was read so far was read at wrong places.
+            self._programs.forget_graphs()
+            self._held.clear()
+        self._programs.set_layout(LAYOUT, layout_fields(layout, self.info.tables, chosen=True))
+        self._session = self._new_session(layout)
+        held, self._held = self._held, []
+        for one in held:
+            self._feed(one)
+
+    def _feed(self, drained: Drained) -> None:
+        session = self._session
+        assert session is not None
+        session.feed(drained.events, drained.ops, drained.nodes, drained.ints, now_ns=time.monotonic_ns())
+        for tgid, hash_ in session.take_confirmed():
+            self._programs.confirm(tgid, hash_)
+        for tgid, hash_ in session.take_resend():
+            self._programs.resend(tgid, hash_)
+
+    def _look_for_libraries(self) -> None:
+        """Attach to engine libraries that were loaded since the last look (case C02)."""
+        if not engine_files_changed(self.process, self._known_code):
+            return
+        self._known_code = executable_ids(self.process.pid)
+        with inspect_target(self.process.pid) as info:
+            self._attach_files(info.files)
+
+    def alive(self) -> bool:
+        """Whether the target still runs (and is not another process with its pid)."""
+        return alive(self.process)
+
+    def snapshot(self) -> Snapshot:
+        """Everything seen so far; after :meth:`close`, the last state."""
+        if self._final is not None:
+            return self._final
+        session = self._session or self._new_session(None)
+        return session.snapshot(time.monotonic_ns(), self._programs.stats())
+
+    def _new_session(self, layout: Layout | None) -> Session:
+        tables = self.info.tables
+        return Session(
+            tables.ops if tables else (),
+            tables.types if tables else None,
+            facts_for_model(self.info, layout, self.attached),
+            self._begun_ns,
+            unary=tables.unary if tables else (),
+            glu=tables.glu if tables else (),
+        )
+
+    def close(self) -> None:
+        """Detach. The last snapshot stays available. May be called twice."""
+        if self._final is None:
+            try:
+                self._final = self.snapshot()
+            finally:
+                self._programs.close()
+                self.info.close()
+
+    def __enter__(self) -> Attachment:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
