@@ -167,9 +167,8 @@ def find_functions(elf: ElfFile, names: Iterable[str], clones: bool) -> dict[str
 def _by_hash(elf: ElfFile, table: SymbolTable, name: bytes) -> list[Symbol]:
     """The GNU hash of the dynamic table (its format: any dynamic linker's source)."""
     base = table.hash_offset
-    assert base is not None
-    head = table.elf.pread(base, 16)
-    if len(head) < 16:
+    head = table.elf.pread(base, 16) if base is not None else b""
+    if base is None or len(head) < 16:
         return []
     buckets, first, words, shift = struct.unpack("<IIII", head)
     if not buckets or not words or shift > 63:

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what was found in each file to what can be seen of the process."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from ..errors import TargetError
+from .catalogue import Catalogue, Engine
+from .engine_file import FileFacts
+from .facts import FileFailure, FileInfo, TargetInfo
+from .process import MappedFile, Process
+from .text import printable
+
+
+@dataclass(slots=True)
+class Found:
+    """What the children said, by number of the file."""
+
+    facts: dict[int, FileFacts]
+    failed: dict[int, str]
+    nameless: tuple[int, str, str] | None = None
+
+
+def conclude(
+    process: Process, mapped: list[MappedFile], descriptors: dict[int, int],
+    catalogue: Catalogue, found: Found, models: tuple[str, ...],
+) -> TargetInfo:  # fmt: skip
+    failures = tuple(
+        FileFailure(printable(mapped[n].path, 4096), why) for n, why in sorted(found.failed.items())
+    )
+    if not any(facts.hooks for facts in found.facts.values()):
+        raise _nothing(process, mapped, found, failures)
+    engine = next(f.engine for f in found.facts.values() if f.hooks)
+    facts_of = {n: f for n, f in found.facts.items() if f.engine == engine}
+    files = []
+    notes: list[str] = []
+    for number, facts in sorted(facts_of.items()):
+        provider = _provider(number, facts_of)
+        file = mapped[number]
+        levels = dict.fromkeys(hook.level for hook in facts.hooks)
+        files.append(
+            FileInfo(
+                path=printable(file.path, 4096), open_path=f"/proc/self/fd/{descriptors[number]}",
+                fd=descriptors[number], file_id=(file.dev, file.inode), build_id=facts.build_id,
+                role="+".join(levels), machine=facts.machine, symbols=facts.symbols, hooks=tuple(facts.hooks),
+                refused=tuple(facts.refused), op_source=facts.op_source, complete=facts.complete,
+                tables=provider.tables if provider else None,
+                layouts=tuple(provider.layouts) if provider else (),
+            )
+        )  # fmt: skip
+        name = printable(os.path.basename(file.path))
+        notes += [f"{name}: {problem}" for problem in facts.problems]
+        notes += [f"{name}: {r.symbol} is not probed as wanted: {r.reason}" for r in facts.refused]
+    notes += [f"{os.path.basename(f.path)} was not looked into: {f.reason}" for f in failures]
+    return _whole(process, catalogue.engine(engine), files, failures, models, notes, mapped)
+
+
+def _whole(
+    process: Process, engine: Engine, files: list[FileInfo], failures: tuple[FileFailure, ...],
+    models: tuple[str, ...], notes: list[str], mapped: list[MappedFile],
+) -> TargetInfo:  # fmt: skip
+    """The files together: levels, the poorest source of operators, the tables that most files share."""
+    present = {hook.level for file in files for hook in file.hooks}
+    levels = tuple(level for level in engine.levels() if level in present)
+    notes += [f"{level} level is not available: its functions were not found" for level in engine.levels()
+              if level not in present]  # fmt: skip
+    order = {source.name: place for place, source in enumerate(engine.sources)}
+    running = sorted((f for f in files if f.op_source), key=lambda f: order.get(f.op_source or "", 0))
+    main = running[0] if running else next((f for f in files if f.tables), files[0])
+    complete = bool(running) and all(f.complete for f in running)
+    if running and not complete:
+        notes.append("operator times are incomplete: no function of this build sees every operator")
+    return TargetInfo(
+        process=process, engine=engine.engine, label=engine.label, files=tuple(files), failures=failures,
+        levels=levels, op_source=running[-1].op_source if running else None, complete=complete,
+        tables=main.tables, layouts=main.layouts, models=models, notes=tuple(notes),
+        seen=frozenset((m.dev, m.inode) for m in mapped),
+    )  # fmt: skip
+
+
+def _provider(number: int, facts_of: dict[int, FileFacts]) -> FileFacts | None:
+    """Whose operator table applies to a file: its own, a needed library's, or the only one."""
+    own = facts_of[number]
+    if own.tables is not None:
+        return own
+    having = [facts for facts in facts_of.values() if facts.tables is not None]
+    for facts in having:
+        if facts.soname and facts.soname in own.needed:
+            return facts
+    return having[0] if len(having) == 1 else None
+
+
+def _nothing(
+    process: Process, mapped: list[MappedFile], found: Found, failures: tuple[FileFailure, ...]
+) -> TargetError:
+    """The error for a process in which no function of an engine was found."""
+    if found.nameless is not None:
+        number, engine, identity = found.nameless
+        name = printable(os.path.basename(mapped[number].path))
+        known = f"build-id {identity}" if identity else "and no build-id"
+        where = f" in /usr/lib/debug/.build-id/{identity[:2]}/" if identity else ""
+        return TargetError(
+            f"no symbols: {known} ({name} in process {process.pid} is a {engine} build without names)",
+            f"install its debug file{where} or run a build that is not fully stripped",
+        )
+    refused = [r for facts in found.facts.values() for r in facts.refused]
+    if refused:
+        return TargetError(
+            f"process {process.pid} has an engine whose functions cannot be probed ({refused[0].symbol}: "
+            f"{refused[0].reason})", "run another build of the engine",
+        )  # fmt: skip
+    hint = ""
+    if failures:
+        first = f"first {os.path.basename(failures[0].path)}: {failures[0].reason}"
+        hint = f" ({len(failures)} of its files could not be read, {first})"
+    return TargetError(
+        f"no inference engine found in process {process.pid}{hint}",
+        "give the pid of the process that runs the model; it must have loaded its libraries",
+    )
