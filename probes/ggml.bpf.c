@@ -25,6 +25,7 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 #define MAX_USED_EXPERTS 32
 #define EXPERT_BITS (CHUNK_INTS * 32)
 #define ABSENT 0xffff
+#define TENSOR_FLAG_COMPUTE 16
 #define MOVED_UNKNOWN 0xffff
 
 struct frame {
@@ -311,7 +312,11 @@ static long walk_node(__u32 i, struct walk *w)
 	}
 	op = tensor_u32(t, l->t_op);
 	type = tensor_u32(t, l->t_type);
+	/* Newer engines build alternatives and choose by a flag which are computed. */
+	if (l->t_flags != ABSENT)
+		op |= (tensor_u32(t, l->t_flags) & TENSOR_FLAG_COMPUTE) << 12;
 	hash = mix(w->hash, ((__u64)op << 32) | type);
+	op &= 0xffff;
 	hash = mix(hash, tensor_u64(t, l->t_ne) ^ (tensor_u64(t, l->t_ne + 8) << 32));
 	hash = mix(hash, tensor_u64(t, l->t_ne + 16) ^ (tensor_u64(t, l->t_ne + 24) << 32));
 	t->source_op[0] = t->source_op[1] = ~0;
