@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Contexts of the engine: each has its own sequences, and some are drafts (case C15)."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from .calls import Call
+from .latency import LatencyStore
+from .records import Level
+from .requests import ContextTracker, TokenCounts
+from .tokens import Run
+
+MAX_CONTEXTS = 64
+_Key = tuple[str, int, int]
+
+TARGET = "target"
+DRAFT = "draft"
+
+
+@dataclass(slots=True, eq=False)
+class Context:
+    """One context; ``role`` None until speculation tells. ``held``: see the session."""
+
+    number: int
+    tgid: int
+    tid: int
+    role: str | None = None
+    tracker: ContextTracker = field(default_factory=ContextTracker)
+    held: object | None = None
+
+
+@dataclass(slots=True)
+class Retired:
+    """Sums of contexts that were forgotten."""
+
+    counts: TokenCounts = field(default_factory=TokenCounts)
+    first_token: LatencyStore = field(default_factory=LatencyStore)
+    inter_token: LatencyStore = field(default_factory=LatencyStore)
+    contexts: int = 0
+
+
+class Contexts:
+    """All contexts, by llama_context where calls are seen, else by scheduler or thread."""
+
+    def __init__(self) -> None:
+        self._contexts: OrderedDict[_Key, Context] = OrderedDict()
+        self._of_sched: OrderedDict[tuple[int, int], _Key] = OrderedDict()
+        self._numbered = 0
+        self.retired = Retired()
+
+    def all(self) -> list[Context]:
+        """Those that are remembered, in the order of their last use."""
+        return list(self._contexts.values())
+
+    def of(self, call: Call) -> tuple[Context, list[Context]]:
+        """The context of a call, and contexts that had to be forgotten for it."""
+        scheds = [(call.tgid, g.object) for g in call.graphs if g.level == Level.SCHED]
+        key = self._key(call, scheds)
+        if call.seq and call.object:
+            for sched in scheds:
+                self._learn(sched, key)
+        context = self._contexts.get(key)
+        if context is None:
+            self._numbered += 1
+            context = self._contexts[key] = Context(self._numbered, call.tgid, call.tid)
+        context.tid = call.tid
+        self._contexts.move_to_end(key)
+        gone = []
+        while len(self._contexts) > MAX_CONTEXTS:
+            gone.append(self._contexts.popitem(last=False)[1])
+        return context, gone
+
+    def retire(self, context: Context) -> None:
+        """Keep the sums of a forgotten context; a draft's are nobody's tokens."""
+        self.retired.contexts += 1
+        if context.role != DRAFT:
+            self.retired.counts.add(context.tracker.counts)
+            self.retired.first_token.add(context.tracker.first_token)
+            self.retired.inter_token.add(context.tracker.inter_token)
+
+    def verified(self, target: Context, since_ns: int, begin_ns: int, runs: Iterable[Run]) -> None:
+        """A verification makes its context a target; the thread's other context that made
+        these very positions since the target's last call is its draft."""
+        target.role = TARGET
+        spans = [(run.start - 1, run.start + run.length) for run in runs]
+        for other in self._contexts.values():
+            if other is target or other.role or (other.tgid, other.tid) != (target.tgid, target.tid):
+                continue
+            if any(
+                since_ns <= end <= begin_ns and any(low <= pos < high for low, high in spans)
+                for end, pos in other.tracker.recent_rows
+            ):
+                other.role = DRAFT
+
+    def _key(self, call: Call, scheds: list[tuple[int, int]]) -> _Key:
+        if call.seq and call.object:
+            return "context", call.tgid, call.object
+        for sched in scheds:
+            known = self._of_sched.get(sched)
+            if known is not None:
+                return known
+        if scheds:
+            return "sched", *scheds[0]
+        return "thread", call.tgid, call.tid
+
+    def _learn(self, sched: tuple[int, int], key: _Key) -> None:
+        """A scheduler belongs to this context: so does what it did before we knew."""
+        self._of_sched[sched] = key
+        self._of_sched.move_to_end(sched)
+        while len(self._of_sched) > 4 * MAX_CONTEXTS:
+            self._of_sched.popitem(last=False)
+        earlier = self._contexts.pop(("sched", *sched), None)
+        if earlier is not None and key not in self._contexts:
+            self._contexts[key] = earlier
+        elif earlier is not None:
+            self.retire(earlier)

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything seen of one target, from records to sums. Pure: no clock, no kernel.
+
+The caller drains the ring of events first and the others after it, and hands all of them to
+:meth:`Session.feed`: when an end event is seen, everything that belongs to it is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from .calls import Call, CallStacks, GraphRun
+from .contexts import Context, Contexts
+from .graph import Graph, TypeTraits
+from .graphwork import GraphWork, Mark
+from .intake import ChunkStore, read_tokens
+from .losses import Losses
+from .opwork import Execution, HitBuffer
+from .plans import PlanCache
+from .records import Flag, Level, Records
+from .report import Reporter
+from .snapshot import Snapshot, TargetFacts
+from .tokens import GraphTokens, Phase
+from .totals import CallTotals, NodeSums
+
+#: An undecided first call this old was the engine's warm-up: a prompt would have gone on.
+_HOLD_NS = 5_000_000_000
+_MAX_TIME = 1 << 62
+#: A process older than this when we attached has its warm-up behind it.
+_YOUNG_SECONDS = 60.0
+
+
+@dataclass(slots=True, eq=False)
+class _Closed:
+    """A call that ended, with everything that was recorded of it."""
+
+    call: Call
+    tokens: list[GraphTokens]
+    work: dict[int, Execution]
+
+
+class Session:
+    """Sums over one target.
+
+    ``ops``, ``types``, ``unary``, ``glu``: names from the engine's own tables. ``start_ns``:
+    when the probes were armed, on the records' clock. ``max_graphs``: graphs remembered with
+    their nodes; sums of others are kept by op only.
+    """
+
+    def __init__(
+        self,
+        ops: Sequence[str],
+        types: Sequence[TypeTraits | None] | None,
+        target: TargetFacts,
+        start_ns: int,
+        *,
+        unary: Sequence[str] = (),
+        glu: Sequence[str] = (),
+        max_graphs: int = 64,
+    ) -> None:
+        self.target = target
+        self.start_ns = start_ns
+        self.losses = Losses()
+        self.plans = PlanCache(ops, types, unary, glu, max_graphs)
+        self.work = GraphWork(self.plans, self.losses, target.backends)
+        self.calls = CallTotals()
+        self.contexts = Contexts()
+        self.stacks = CallStacks()
+        #: Calls that were seen, and graphs of a scheduler outside calls.
+        self.steps = 0
+        self._chunks = ChunkStore()
+        self._hits = HitBuffer()
+        self._now = start_ns
+        self._reporter = Reporter()
+        self._young = target.age_seconds is None or target.age_seconds < _YOUNG_SECONDS
+
+    def feed(
+        self, events: Records, ops: Records, nodes: Records, ints: Records, now_ns: int
+    ) -> None:
+        """One drain of the rings. Broken records are counted, never an error."""
+        self._now = max(self._now, now_ns)
+        self._chunks.take(ints)
+        self.plans.take(nodes)
+        self._hits.take(ops)
+        for call in self.stacks.feed(events):
+            self._close(call)
+        self._tidy()
+
+    def sweep(self, dead_tids: Collection[int], now_ns: int = 0) -> None:
+        """Threads that are gone: what they left open never returned (case C21)."""
+        self._now = max(self._now, now_ns)
+        for call in self.stacks.sweep(set(dead_tids), self._now):
+            self._close(call)
+        self._tidy()
+
+    def finish(self, now_ns: int) -> None:
+        """Nothing more will come: decide what was left undecided."""
+        self._now = max(self._now, now_ns)
+        self._tidy()
+        for context in self.contexts.all():
+            self._decide(context)
+        self.work.finish()
+
+    def take_confirmed(self) -> list[tuple[int, int]]:
+        """(tgid, hash) of graphs whose descriptors are all here: the kernel need not resend."""
+        taken, self.plans.confirmed = self.plans.confirmed, []
+        return taken
+
+    def take_resend(self) -> list[tuple[int, int]]:
+        """(tgid, hash) of graphs to be described again."""
+        taken, self.plans.resend = self.plans.resend, []
+        return taken
+
+    def snapshot(self, now_ns: int, stats: Mapping[str, float] | None = None) -> Snapshot:
+        """All figures up to now. ``stats``: the probes' counters by their names in events.h
+        (``ST_LOST_OPS`` or ``lost_ops``), and ``ns_per_hit`` where it was measured."""
+        self._now = max(self._now, now_ns)
+        self._tidy()
+        for context in self.contexts.all():
+            held = context.held
+            if isinstance(held, _Closed) and self._now - held.call.end > _HOLD_NS:
+                self._decide(context)
+        self.work.fold()
+        return self._reporter.snapshot(self, now_ns, stats or {})
+
+    def graphs(self) -> list[tuple[int, Graph]]:
+        """(tgid, graph) of the graphs that are remembered, for exporters that draw them."""
+        return [(tgid, plan.graph) for tgid, plan in self.plans.plans()]
+
+    def node_sums(self, tgid: int, hash: int) -> dict[Phase, NodeSums]:
+        """Kernels and ns per slot of one remembered graph: node i, or n + i if fused."""
+        plan = self.plans.get(tgid, hash)
+        return {} if plan is None else self.work.ops.nodes(plan, tgid)
+
+    # -- calls -----------------------------------------------------------------
+
+    def _close(self, call: Call) -> None:
+        for root in call.graphs:
+            for run in (root, *root.inner):
+                self.work.describe(run)
+        closed = self._gather(call)
+        whole = self._is_step(closed)
+        context, gone = self.contexts.of(call)
+        for old in gone:
+            self._decide(old)
+            self.contexts.retire(old)
+        if call.status != 0 or not whole:
+            phase = context.tracker.shape_only(closed.tokens)
+            self._settle(closed, phase, Mark(failed=call.status != 0))
+            return
+        self.steps += 1
+        self._decide(context, closed.tokens)
+        if self._young and context.tracker.may_be_warmup(closed.tokens):
+            context.held = closed
+            return
+        self._account(context, closed)
+
+    def _is_step(self, closed: _Closed) -> bool:
+        """Whether this is a step of a model: a call, or its whole graph outside any call.
+
+        A bare split, or an image encoder, says nothing about tokens.
+        """
+        call = closed.call
+        if call.seq:
+            return True
+        root = call.graphs[0]
+        plan = self.plans.get(root.tgid, root.hash)
+        if root.level == Level.SCHED:
+            return plan is None or not plan.graph.takes_embeddings
+        return plan is not None and plan.graph.has_output and not plan.graph.unresolved
+
+    def _decide(self, context: Context, following: list[GraphTokens] | None = None) -> None:
+        """Settle the call that may have been a warm-up, now that what follows is known."""
+        held, context.held = context.held, None
+        if not isinstance(held, _Closed):
+            return
+        if following is not None and context.tracker.continues(held.tokens, following):
+            self._account(context, held)
+        else:
+            context.tracker.warmup(held.tokens)
+            self._settle(held, Phase.OTHER, Mark(warmup=True))
+
+    def _account(self, context: Context, closed: _Closed) -> None:
+        call = closed.call
+        begin = call.end if call.begin is None else call.begin
+        # A generation under way has its next call within about one call of our attaching.
+        near = begin - self.start_ns <= call.ns + max(call.ns // 2, 50_000_000)
+        since = context.tracker.last_end_ns
+        outcome = context.tracker.call(closed.tokens, begin, call.end, joined=near)
+        if outcome.verified:
+            self.contexts.verified(context, since, begin, outcome.verified)
+        self._settle(closed, outcome.phase, Mark())
+
+    def _settle(self, closed: _Closed, phase: Phase, mark: Mark) -> None:
+        call = closed.call
+        if call.seq:
+            self.calls.add(phase, call.status, call.ns)
+        for root, tokens in zip(call.graphs, closed.tokens, strict=False):
+            its = Phase.OTHER if tokens.k_shift else phase
+            self.work.add(root, closed.work, its, mark, self._now)
+
+    def _gather(self, call: Call) -> _Closed:
+        tokens: list[GraphTokens] = []
+        work: dict[int, Execution] = {}
+        for root in call.graphs:
+            plan = self.plans.get(root.tgid, root.hash)
+            tokens.append(read_tokens(root, plan.graph if plan else None, self._chunks, call))
+            self.losses.add("positions", tokens[-1].lost)
+            for run in (root, *root.inner):
+                if run.level == Level.CPU:
+                    work[run.seq] = self._execution(run)
+                self._chunks.drop(run.seq)
+        if call.batch_tokens > 0 and not any(t.tokens or t.k_shift for t in tokens):
+            # Only the call itself says how many tokens it was.
+            tokens.append(GraphTokens(call.batch_tokens, None, None, encoder=call.encode))
+        return _Closed(call, tokens, work)
+
+    def _execution(self, run: GraphRun) -> Execution:
+        partial = bool(run.lost or run.op_faults or run.end_flags & Flag.DISARMED)
+        self.losses.add("ops", run.lost)
+        self.losses.add("fault_op", run.op_faults)
+        return Execution(
+            run.tgid, run.hash, min(run.begin, _MAX_TIME), min(run.end or 0, _MAX_TIME),
+            self._hits.pop(run.seq), partial, self._chunks.experts(run.seq),
+        )  # fmt: skip
+
+    def _tidy(self) -> None:
+        for run in self.stacks.dropped:
+            self._hits.pop(run.seq)
+            self._chunks.drop(run.seq)
+            self.losses.add("abandoned")
+        self.stacks.dropped.clear()
+        self._hits.settle()
+        self.losses.add("unended_ops", self._hits.dropped)
+        self._hits.dropped = 0
+        self.work.tidy(self._now)

@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What exporters get: frozen figures that mirror the JSON contract (design section 4).
+
+None means absent, never zero; ``notes`` say why. Field names are the contract's; fields may
+be added, never renamed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .latency import Histogram, Summary
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """One mapped file of the engine; ``role`` as the catalogue names it."""
+
+    path: str
+    build_id: str | None
+    role: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutFacts:
+    """Where the structure layout comes from: dwarf, accessors or known; and its name."""
+
+    source: str | None
+    name: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class AttachFacts:
+    """How the probes hang on the target. ``complete`` False: some kernels have no probe."""
+
+    method: str | None
+    op_source: str | None
+    complete: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The watched process. ``model`` is a file name only."""
+
+    pid: int
+    exe: str
+    engine: str | None
+    model: str | None
+    libraries: tuple[Library, ...] = ()
+    layout: LayoutFacts = LayoutFacts(None, None)
+    attach: AttachFacts = AttachFacts(None, None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetFacts:
+    """What the session has to know about its target; ``target`` is passed through.
+
+    ``has_calls``, ``has_graphs``, ``has_ops``: which levels have probes. ``age_seconds``:
+    how old the process was when we attached (None: unknown); in an old one, the first call
+    is no warm-up. ``backends``: names by address of the backend object, where known.
+    """
+
+    target: Target
+    has_calls: bool = True
+    has_graphs: bool = True
+    has_ops: bool = True
+    age_seconds: float | None = None
+    backends: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Processed tokens by run; ``output_rows`` of prefill and decode runs = generated tokens.
+
+    ``verify`` tokens were submitted for speculation; ``verify_accepted`` of them are known
+    to have been kept. ``ambiguous`` of all were classified by shape alone.
+    """
+
+    prefill: int | None
+    decode: int | None
+    output_rows: int | None
+    verify: int | None = None
+    verify_rows: int | None = None
+    verify_accepted: int | None = None
+    encode: int | None = None
+    encode_rows: int | None = None
+    warmup: int | None = None
+    ambiguous: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """``started`` prompts; ``first_rows`` of them gave their first row."""
+
+    started: int | None
+    first_rows: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ContextEntry:
+    """One context of the engine. ``role``: target, draft, or None when only one kind is seen."""
+
+    context: int
+    role: str | None
+    calls: int
+    tokens: Tokens
+    requests: Requests
+
+
+@dataclass(frozen=True, slots=True)
+class CallEntry:
+    """``status`` None: the call never returned."""
+
+    phase: str
+    status: int | None
+    count: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Seconds; see design D10 for the two definitions."""
+
+    time_to_first_token: Summary
+    inter_token: Summary
+
+
+@dataclass(frozen=True, slots=True)
+class GraphEntry:
+    """``seconds`` = ``setup_seconds`` + kernels + ``untimed_seconds`` when all are sampled.
+
+    ``split``: a part of another graph. ``timing``: wall, or enqueue for a backend that
+    computes after it returned. ``whole_seconds``: the call of the scheduler around it.
+    """
+
+    id: str | None
+    topology: str | None
+    phase: str
+    backend: str
+    nodes: int | None
+    executed: int | None
+    uncovered: int | None
+    tokens: int | None
+    rows: int | None
+    kv_length: int | None
+    count: int
+    sampled: int
+    seconds: float
+    setup_seconds: float | None
+    fused: int | None = None
+    skipped: int | None = None
+    untimed_seconds: float | None = None
+    whole_seconds: float | None = None
+    split: bool = False
+    timing: str = "wall"
+    failed: int = 0
+    warmup: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OpEntry:
+    """``seconds`` on the critical path; ``untimed`` kernels ran besides the ``calls``."""
+
+    op: str
+    dtype: str
+    role: str
+    kernel: str
+    backend: str
+    phase: str
+    calls: int
+    seconds: float
+    seconds_stderr: float | None
+    flops: int | None
+    bytes: int | None
+    untimed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """What profiling costs; ratios of decode speed."""
+
+    budget_ratio: float | None = None
+    estimated_ratio: float | None = None
+    measured_ratio: float | None = None
+    measured_ci95: tuple[float, float] | None = None
+    hits: int | None = None
+    ns_per_hit: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Records that were not recorded or could not be used, by kind."""
+
+    total: int
+    by_kind: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphCount:
+    """Outermost graphs of one (phase, backend), counted once whatever they are split into."""
+
+    phase: str
+    backend: str
+    count: int
+    sampled: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Figures for monitoring: each only grows from one snapshot to the next.
+
+    ``calls``, ``graphs``, ``ops`` have one entry per label set. ``ops`` is the snapshot's
+    own list. ``hits`` by level, ``lost`` by kind.
+    """
+
+    prompt_tokens: int
+    generation_tokens: int
+    verify_tokens: int
+    calls: tuple[CallEntry, ...]
+    graphs: tuple[GraphCount, ...]
+    ops: tuple[OpEntry, ...]
+    time_to_first_token: Histogram
+    inter_token: Histogram
+    hits: Mapping[str, int]
+    lost: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything seen in the window so far."""
+
+    target: Target
+    window_seconds: float
+    tokens: Tokens
+    calls: tuple[CallEntry, ...]
+    latency_seconds: Latency
+    graphs: tuple[GraphEntry, ...]
+    ops: tuple[OpEntry, ...]
+    overhead: Overhead
+    lost: Lost
+    notes: tuple[str, ...]
+    requests: Requests
+    contexts: tuple[ContextEntry, ...]
+    counters: Counters
+    schema: int = SCHEMA
+
+    def to_json_dict(self) -> dict[str, Any]:
+        """The object of the contract, ready for ``json.dumps``."""
+        order = (
+            "schema", "target", "window_seconds", "tokens", "calls", "latency_seconds",
+            "graphs", "ops", "overhead", "lost", "notes", "requests", "contexts",
+        )  # fmt: skip
+        return {name: _plain(getattr(self, name)) for name in order}
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
