@@ -79,7 +79,7 @@ class Types:
         """Parse raw BTF; raises :class:`BtfError`."""
         try:
             self._types = self._parse(btf)
-        except (struct.error, IndexError, UnicodeDecodeError) as error:
+        except (struct.error, IndexError, ValueError) as error:
             raise BtfError(f"malformed BTF: {error}") from error
         self._named: dict[tuple[int, str], int] = {}
         for number, entry in enumerate(self._types):
@@ -148,7 +148,10 @@ class Types:
         """
         for kind in (_STRUCT, _TYPEDEF):
             if (kind, name) in self._named:
-                return self._dtype(self._named[kind, name], 0)
+                try:
+                    return self._dtype(self._named[kind, name], 0)
+                except (TypeError, OverflowError, IndexError, ValueError) as error:  # absurd sizes
+                    raise BtfError(f"struct {name}: {error}") from error
         raise BtfError(f"struct {name} is not in the object's BTF")
 
     def structs(self) -> list[str]:

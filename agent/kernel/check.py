@@ -88,8 +88,8 @@ def check_machine(
         ("ring_buffer", "ring buffers", _ring_buffer),
         ("btf", "kernel type information", lambda: _btf(sysfs, btf_path)),
         ("perf_uprobes", "uprobes through perf events", lambda: _perf(sysfs)),
-        ("uprobe_multi", "many uprobes in one link", lambda: _multi("multi")),
-        ("uprobe_session", "entry and return in one link", lambda: _multi("session")),
+        ("uprobe_multi", "many uprobes in one link", _multi),
+        ("uprobe_session", "entry and return in one link", lambda: _session(sysfs)),
         ("sleepable", "uprobe programs that may page memory in", _sleepable),
         ("thread_exits", "seeing threads end", _thread_exits),
         ("returns_under_seccomp", "return probes in sandboxed processes", returns_under_seccomp),
@@ -204,15 +204,19 @@ def _perf(sysfs: Path) -> None:
     _try("perf", 1, lambda counter, victim: links.attach_perf(counter.fd, victim.path, 0, 0, os.getpid()))
 
 
-def _multi(method: str) -> None:
-    session = method == "session"
-    _try(
-        method,
-        2 if session else 1,
-        lambda counter, victim: links.attach_multi(
-            counter.fd, victim.path, [0], [0], pid=os.getpid(), session=session
-        ),
-    )
+def _multi() -> None:
+    def attach(counter: Counter, victim: VictimFunction) -> links.Link:
+        return links.attach_multi(counter.fd, victim.path, [0], [0], pid=os.getpid())
+
+    _try("multi", 1, attach)
+
+
+def _session(sysfs: Path) -> None:
+    def attach(counter: Counter, victim: VictimFunction) -> links.Link:
+        return links.attach_multi(counter.fd, victim.path, [0], [0], pid=os.getpid(), session=True)
+
+    _btf(sysfs, None)  # session programs call kernel functions, which only the kernel's own BTF names
+    _try("session", 2, attach)
 
 
 def _sleepable() -> None:

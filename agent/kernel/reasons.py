@@ -8,6 +8,7 @@ difference is known only where the call was made.
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -55,10 +56,12 @@ def refused(
     needed = tuple(needed)
     lacking = missing(needed, held)
     if lacking:
-        return MachineError(
-            f"{what}: {strerror(number)}, this process lacks {' and '.join(lacking)}",
-            f"run as root, or give it {', '.join(needed)}",
-        )
+        remedy = f"give it {' and '.join(needed)}"
+        if os.geteuid():
+            remedy = f"run as root, or {remedy}"
+        else:
+            remedy += " (the container, unit or shell that started it takes them away)"
+        return MachineError(f"{what}: {strerror(number)}, this process lacks {' and '.join(lacking)}", remedy)
     return MachineError(
         f"{what}: {strerror(number)} although {' and '.join(needed)} are held",
         "a security policy forbids it: look at seccomp (container runtime, systemd SystemCallFilter), "
@@ -129,10 +132,10 @@ def loading(number: int, what: str, log: str) -> MachineError:
     line = last_words(log)
     if number == errno.EPERM and not line:
         return refused(what, number, FOR_LOADING)
-    if not line and (lack := resources(what, number)) is not None:
+    if (lack := resources(what, number)) is not None:
         return lack
     return MachineError(
-        f"{what}: {strerror(number)}{', the kernel says: ' + line if line else ''}",
+        f"{what}: {strerror(number)}{': ' + line if line else ''}",
         "this kernel may be too old or lack BPF: see what `profinferd check` says",
     )
 
