@@ -13,6 +13,7 @@ import os
 import select
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,12 +97,10 @@ class PySync:
             "repack": o.repack,
             "api": o.api,
         }
-        logs = CACHE / "logs"
-        logs.mkdir(exist_ok=True)
-        self._log = open(logs / f"pysync-{os.getpid()}-{id(self)}.log", "w+b")
+        self._log = tempfile.TemporaryFile()
         self._process = subprocess.Popen(
             with_parent([str(engines.python), str(VICTIM), json.dumps(options)]),
-            env={**os.environ, **o.env},
+            env={**os.environ, "GGML_NO_BACKTRACE": "1", **o.env},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

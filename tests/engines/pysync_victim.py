@@ -12,6 +12,7 @@ newer llama_process and its opaque batch are called instead of llama_decode.
 
 import ctypes
 import json
+import os
 import sys
 import threading
 import time
@@ -172,14 +173,17 @@ class Engine:
 
 
 def main() -> None:
+    # The engine prints diagnostics of failed calls to descriptor 1: they go to the log.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
     engine = Engine(json.loads(sys.argv[1]))
-    print(json.dumps({"ready": True}), flush=True)
+    print(json.dumps({"ready": True}), file=answers)
     for line in sys.stdin:
         command = json.loads(line)
         action = command.pop("do")
         if action == "quit":
             break
-        print(json.dumps(getattr(engine, action)(**command)), flush=True)
+        print(json.dumps(getattr(engine, action)(**command)), file=answers)
 
 
 if __name__ == "__main__":

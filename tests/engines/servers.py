@@ -14,6 +14,7 @@ import json
 import os
 import socket
 import subprocess
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -138,12 +139,10 @@ class Server:
         engines = fetch()
         self.port = free_port()
         command, extra = _COMMANDS[self.engine](engines, self.options, self.port)
-        logs = CACHE / "logs"
-        logs.mkdir(exist_ok=True)
-        self._log = open(logs / f"{self.engine}-{os.getpid()}-{self.port}.log", "w+b")
+        self._log = tempfile.TemporaryFile()
         self._process = subprocess.Popen(
             with_parent(command),
-            env={**os.environ, **extra, **self.options.env},
+            env={**os.environ, "GGML_NO_BACKTRACE": "1", **extra, **self.options.env},
             stdin=subprocess.PIPE,
             stdout=self._log,
             stderr=self._log,
