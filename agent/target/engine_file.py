@@ -131,11 +131,12 @@ def _place(elf: ElfFile, chosen: list[_Chosen], facts: FileFacts) -> None:
     taken: dict[int, str] = {}
     go_text = _go_text(elf)
     for hook, symbol in chosen:
-        other = taken.setdefault(symbol.vaddr, symbol.name)
-        if other != symbol.name:
-            if not hook["pattern"]:
+        if symbol.vaddr in taken:
+            other = taken[symbol.vaddr]
+            if other != symbol.name and not hook["pattern"]:
                 facts.refused.append(_refusal(hook, symbol, f"its code is that of {other} too"))
             continue
+        taken[symbol.vaddr] = symbol.name
         if not symbol.exact and hook["reads"]:
             why = "only a compiler's clone is there, whose arguments may differ"
             facts.refused.append(_refusal(hook, symbol, why))

@@ -8,12 +8,14 @@ import random
 import shutil
 import struct
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 from elftools.elf.elffile import ELFFile
 from elftools.elf.relocation import RelocationSection
+from elftools.elf.sections import SymbolTableSection
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -50,7 +52,7 @@ def expected(path: Path) -> dict[str, tuple[int, int]]:
     with open(path, "rb") as file:
         elf = ELFFile(file)
         for section in elf.iter_sections():
-            if section["sh_type"] in ("SHT_SYMTAB", "SHT_DYNSYM"):
+            if isinstance(section, SymbolTableSection):
                 for symbol in section.iter_symbols():
                     if symbol["st_info"]["type"] == "STT_FUNC" and symbol["st_shndx"] != "SHN_UNDEF":
                         out[symbol.name] = (symbol["st_value"], symbol["st_size"])
@@ -204,7 +206,8 @@ def test_compiler_clones() -> None:
     source = """
     __attribute__((cold,noinline)) void bad(int);
     void bad(int a) { __builtin_trap(); (void)a; }
-    __attribute__((noinline)) static int helper(int a, int b, int *p) { if (*p > 9) bad(a); return *p * b + 3; }
+    __attribute__((noinline)) static int helper(int a, int b, int *p)
+    { if (*p > 9) bad(a); return *p * b + 3; }
     int main(int argc, char **argv) { int x = argc; (void)argv; return helper(1, 7, &x) + helper(2, 7, &x); }
     """
     path = build(source)
@@ -261,12 +264,19 @@ def test_relative_relocations(flags: tuple[str, ...]) -> None:
         pairs = dict(elf.relative_relocations())
         table = elf.data("words")
         assert table is not None
-        assert [elf.read_string(pairs[table.vaddr + 8 * i]) for i in range(4)] == [b"NONE", b"DUP", b"ADD", b"SUB"]
+        assert [elf.read_string(pairs[table.vaddr + 8 * i]) for i in range(4)] == [
+            b"NONE",
+            b"DUP",
+            b"ADD",
+            b"SUB",
+        ]
         if not flags:
             with open(path, "rb") as file:
                 section = ELFFile(file).get_section_by_name(".rela.dyn")
                 assert isinstance(section, RelocationSection)
-                truth = {r["r_offset"]: r["r_addend"] for r in section.iter_relocations() if r["r_info_type"] == 8}
+                truth = {
+                    r["r_offset"]: r["r_addend"] for r in section.iter_relocations() if r["r_info_type"] == 8
+                }
             assert pairs == truth
 
 
@@ -301,7 +311,11 @@ def test_versioned_symbols(tmp_path: Path) -> None:
     path = build(SOURCE, shared=True, cflags=(f"-Wl,--version-script={script}",))
     with ElfFile.open(str(path)) as elf:
         assert set(elf.functions(NAMES)) == {"wanted_entry", "wanted_entry_longer", "wanted_third"}
-        assert {s.name for s in elf.matching("wanted_")} == {"wanted_entry", "wanted_entry_longer", "wanted_third"}
+        assert {s.name for s in elf.matching("wanted_")} == {
+            "wanted_entry",
+            "wanted_entry_longer",
+            "wanted_third",
+        }
 
 
 # -- bad files ------------------------------------------------------------------------
@@ -335,7 +349,9 @@ def test_any_bytes(data: bytes) -> None:
     everything(b"\x7fELF\x02\x01\x01" + data)
 
 
-FIELD = st.sampled_from([0, 1, 7, 0xFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF, 1 << 40, (1 << 63) - 1, (1 << 64) - 1])
+FIELD = st.sampled_from(
+    [0, 1, 7, 0xFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF, 1 << 40, (1 << 63) - 1, (1 << 64) - 1]
+)
 
 
 @settings(max_examples=150, deadline=2000)
@@ -383,7 +399,7 @@ def test_hostile_sizes_cost_no_memory(tmp_path: Path) -> None:
         "with ElfFile.open(sys.argv[1]) as elf: print(elf.functions(['wanted_entry'], clones=True))\n"
     )
     start = time.monotonic()
-    done = subprocess.run([os.sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "{}", done.stderr
     assert time.monotonic() - start < 20
 
@@ -417,6 +433,7 @@ def test_hash_chain_without_an_end(library: Path) -> None:
     raw = bytearray(library.read_bytes())
     with open(library, "rb") as file:
         section = ELFFile(file).get_section_by_name(".gnu.hash")
+        assert section is not None
         start, size = section["sh_offset"], section["sh_size"]
     buckets, _, words, _ = struct.unpack_from("<IIII", raw, start)
     for at in range(start + 16 + words * 8 + buckets * 4, start + size, 4):

@@ -124,7 +124,7 @@ def test_maps_line_forms() -> None:
     line = b"7f0000000000-7f0000001000 r-xp 00002000 fe:01 77                 /tmp/a b\\012c (deleted)"
     mapping = parse(line)
     assert mapping == p.Mapping(
-        0x7F0000000000, 0x7F0000001000, "r-xp", 0x2000, "fe:01", 77, "/tmp/a b\nc", True  # noqa: S108
+        0x7F0000000000, 0x7F0000001000, "r-xp", 0x2000, "fe:01", 77, "/tmp/a b\nc", True
     )
     anonymous = parse(b"00400000-00401000 rw-p 00000000 00:00 0 ")
     assert anonymous is not None and anonymous.path == "" and anonymous.inode == 0
@@ -158,7 +158,7 @@ def test_models_by_their_first_bytes(tmp_path: Path) -> None:
     """Quotes, line breaks and bad UTF-8 in names; names lie, the magic does not; never a path."""
     wanted = {
         b"plain.gguf": 100,
-        b'quo"ted \'m\'.bin': 300,
+        b"quo\"ted 'm'.bin": 300,
         b"line\nbreak.gguf": 200,
         b"bad\xff\xfe.gguf": 400,
         b"deleted.gguf.mapped": 500,
@@ -170,20 +170,23 @@ def test_models_by_their_first_bytes(tmp_path: Path) -> None:
         with open(path, "wb") as file:
             file.write(b"GGUF" + bytes(size))
         paths.append(os.fsdecode(path))
-    for name in ("fake.gguf", "short.gguf"):
-        (tmp_path / name).write_bytes(b"NOPE" + bytes(1000) if name == "fake.gguf" else b"GGUF")
-        paths.append(str(tmp_path / name))
+    for other, contents in (("fake.gguf", b"NOPE" + bytes(1000)), ("short.gguf", b"GGUF")):
+        (tmp_path / other).write_bytes(contents)
+        paths.append(str(tmp_path / other))
     os.mkfifo(tmp_path / "pipe")
     keep_open = os.open(tmp_path / "pipe", os.O_RDWR)
     child = subprocess.Popen(
-        [sys.executable, "-c", MODELS, *paths], stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[keep_open]
+        [sys.executable, "-c", MODELS, *paths],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        pass_fds=[keep_open],
     )
     try:
         assert child.stdout is not None and child.stdout.readline() == b"up\n"
         os.unlink(tmp_path / "deleted.gguf.mapped")
         assert p.model_files(child.pid) == [
-            "only.mapped", "deleted.gguf.mapped", "bad\\xff\\xfe.gguf", 'quo"ted \'m\'.bin', "line\\nbreak.gguf",
-            "plain.gguf",
+            "only.mapped", "deleted.gguf.mapped", "bad\\xff\\xfe.gguf", 'quo"ted \'m\'.bin',
+            "line\\nbreak.gguf", "plain.gguf",
         ]  # fmt: skip
     finally:
         os.close(keep_open)

@@ -12,7 +12,7 @@ from profinferd.agent.target.text import printable
 
 
 def test_ordinary_names_stay() -> None:
-    for name in ("gemma-3-270m.gguf", "模型 ü.gguf", "it's \"quoted\".gguf", "a\\b"):
+    for name in ("gemma-3-270m.gguf", "模型 ü.gguf", 'it\'s "quoted".gguf', "a\\b"):
         assert printable(name) == name
 
 

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes with functions of an engine in them, in whatever arrangement a test needs."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+from tests.victims.build import build
+
+EVERYTHING = ("-DCALLS", "-DGRAPHS", "-DCPU", "-DDISPATCH", "-DFUSED")
+BUILD_ID = "-Wl,--build-id=sha1"
+
+
+def program(*flags: str, strip: bool = False) -> Path:
+    """A program with the parts of ``engine.c`` that the flags name."""
+    return build("engine.c", cflags=("-DMAIN", BUILD_ID, *flags), strip=strip)
+
+
+def library(*flags: str, name: str, strip: bool = False) -> Path:
+    """A shared object with the parts of ``engine.c`` that the flags name."""
+    return build("engine.c", cflags=(BUILD_ID, *flags), shared=True, name=name, strip=strip)
+
+
+class Stub:
+    """A running ``engine.c`` program."""
+
+    def __init__(self, path: Path | Sequence[str]) -> None:
+        command = [str(path)] if isinstance(path, Path) else list(path)
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            errors="surrogateescape",
+        )
+        assert self._out.readline() == "ready\n"
+
+    @property
+    def pid(self) -> int:
+        """Its pid (of the last program, where one command starts another by exec)."""
+        return self.process.pid
+
+    @property
+    def _out(self) -> IO[str]:
+        assert self.process.stdout is not None
+        return self.process.stdout
+
+    def tell(self, line: str) -> str:
+        """Send a line, return the answer."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        return self._out.readline().rstrip("\n")
+
+    def load(self, path: Path | str) -> None:
+        """dlopen a library."""
+        assert self.tell(f"o {path}") == "loaded"
+
+    def kill(self) -> None:
+        """End it at once and reap it."""
+        self.process.kill()
+        self.process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+        for stream in (self.process.stdin, self.process.stdout):
+            if stream is not None:
+                stream.close()
+
+
+def copy(path: Path, to: Path) -> Path:
+    """A copy under another name, executable."""
+    shutil.copy(path, to)
+    to.chmod(0o755)
+    return to
