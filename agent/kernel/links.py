@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -164,12 +165,14 @@ def _explain(
         f"offset {offsets[0]:#x} of {shown}" if len(offsets) == 1 else f"{len(offsets)} offsets of {shown}"
     )
     if number == errno.EINVAL:
-        # The kernel says the same for an offset outside the file as for a feature it lacks.
+        # The kernel says the same for a wrong place as for a feature that it lacks.
         try:
-            size = os.stat(path).st_size
+            found = os.stat(path)
         except OSError:
-            size = None
-        if size is not None and (outside := [o for o in offsets if not 0 <= o < size]):
+            return reasons.attaching(number, method, where)
+        if not stat.S_ISREG(found.st_mode):
+            return reasons.attaching(errno.EBADF, method, where)
+        if outside := [offset for offset in offsets if not 0 <= offset < found.st_size]:
             return reasons.attaching(number, method, where, f"offset {outside[0]:#x} lies outside the file")
     return reasons.attaching(number, method, where)
 
