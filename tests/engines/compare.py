@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The profiler's report beside the witness: lines that say where they differ."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from . import facts, truth
+from .profiler import Report
+
+RELATIVE = 0.03
+#: A preemption between the two clock reads of one kernel moves its time to the neighbour.
+#: For a role with microseconds in all, that may be more than 3 %; it is never much of the run.
+OF_THE_WHOLE = 0.002
+
+
+@dataclass
+class Row:
+    """Calls and seconds of one (op, role), as each of the two saw it."""
+
+    calls: int = 0
+    true_calls: int = 0
+    seconds: float = 0.0
+    true_seconds: float = 0.0
+
+
+def rows(report: Report, runs: Sequence[truth.GraphRun]) -> dict[tuple[str, str], Row]:
+    """Both views by (op, role). Roles that no weight and no cache names are taken together as
+    "": the witness does not know what the profiler calls them."""
+    table: dict[tuple[str, str], Row] = defaultdict(Row)
+    for key, true in truth.per_op(runs).items():
+        table[key].true_calls = true.calls
+        table[key].true_seconds = true.seconds
+    known = set(table)
+    for (op, role), (total, seconds) in report.by_role().items():
+        row = table[(op, role) if (op, role) in known else (op, "")]
+        row.calls += total.calls
+        row.seconds += seconds
+    return dict(table)
+
+
+def differences(report: Report, runs: Sequence[truth.GraphRun]) -> list[str]:
+    """What is not equal: calls exactly, seconds within 3 %, nothing uncovered, nothing lost."""
+    found = []
+    table = rows(report, runs)
+    whole = sum(run.seconds for run in runs)
+    for (op, role), row in sorted(table.items()):
+        name = f"{op} {role or '(no weight)'}"
+        if row.calls != row.true_calls:
+            found.append(f"{name}: {row.calls} calls, truly {row.true_calls}")
+        apart = abs(row.seconds - row.true_seconds)
+        if apart > RELATIVE * row.true_seconds and apart > OF_THE_WHOLE * whole:
+            found.append(f"{name}: {row.seconds * 1e3:.3f} ms, truly {row.true_seconds * 1e3:.3f} ms")
+    if report.uncovered:
+        found.append(f"{report.uncovered} kernels uncovered")
+    lost = report.json["lost"]
+    if lost["total"]:
+        found.append(f"lost: {lost['by_kind']}")
+    return found
+
+
+def costs(report: Report, expected: Mapping[tuple[str, str], facts.Total]) -> list[str]:
+    """What is not equal to the sums on paper: calls, FLOPs and bytes, all exactly.
+
+    Ops without a weight are compared as the sum over whatever roles they were given.
+    """
+    seen: dict[tuple[str, str], facts.Total] = defaultdict(facts.Total)
+    for (op, role), (total, _) in report.by_role().items():
+        one = seen[(op, role) if (op, role) in expected else (op, "")]
+        one.calls += total.calls
+        one.flops += total.flops
+        one.bytes += total.bytes
+    return [
+        f"{op} {role or '(no weight)'}: {seen.get((op, role))}, on paper {expected.get((op, role))}"
+        for op, role in sorted(set(seen) | set(expected))
+        if seen.get((op, role)) != expected.get((op, role))
+    ]
+
+
+Shape = tuple[str, str, str, tuple[int, ...]]
+Signature = tuple[Shape, tuple[Shape, ...]]
+
+
+def signatures(description: truth.Description) -> list[Signature]:
+    """(op, name, type, shape) of every node with those of its sources, in order."""
+    return [
+        (_shape(node), tuple(_shape(source) for source in description.sources(node)))
+        for node in description.nodes
+    ]
+
+
+def _shape(tensor: truth.Tensor) -> Shape:
+    return tensor.op, tensor.name, tensor.type, tensor.ne

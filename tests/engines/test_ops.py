@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Op times, calls, roles and costs against the witness in the same run, and against paper."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from . import compare, facts, models, pysync, servers, truth
+from .fetch import Engines
+from .profiler import Profiler, Report, describe
+
+LLAMA = [name for name, spec in models.SPECS.items() if spec.arch == "llama" and "draft" not in name]
+TOKENS = 300
+
+
+def _settled(
+    pid: int, witness: truth.Witness, work: Callable[[], object]
+) -> tuple[Report, list[truth.GraphRun]]:
+    """The report over ``work`` and the witness's runs of the same time."""
+    with Profiler(pid) as profiler:
+        work()
+        report = profiler.finish()
+    runs = truth.within(witness.runs(), profiler.begin_ns, profiler.end_ns)
+    assert runs, "the witness saw nothing"
+    return report, runs
+
+
+def _generate(victim: pysync.PySync, n: int, prompt: int = 30) -> None:
+    victim.ask("generate", context=0, prompt=models.words(prompt), n=n)
+
+
+@pytest.mark.parametrize("name", LLAMA)
+def test_op_times_against_the_witness(name: str, engines: Engines, witness: truth.Witness) -> None:
+    """C25: dense F16, Q8_0, Q4_0, Q4_K, 2 and 24 layers, MoE: calls equal, seconds within 3 %."""
+    with pysync.PySync(pysync.Options(models.model(name), env=witness.env)) as victim:
+        _generate(victim, 4)
+        report, runs = _settled(victim.pid, witness, lambda: _generate(victim, TOKENS))
+    assert not (found := compare.differences(report, runs)), describe(found)
+
+
+@pytest.mark.parametrize("name", ["moe-q8_0", "moe-q4_k"])
+def test_experts_have_their_true_share(name: str, engines: Engines, witness: truth.Witness) -> None:
+    """MUL_MAT_ID is most of a MoE; a wildcard profile of Q4_K or Q8_0 would not even see it."""
+    with pysync.PySync(pysync.Options(models.model(name), threads=1, env=witness.env)) as victim:
+        _generate(victim, 4)
+        report, runs = _settled(victim.pid, witness, lambda: _generate(victim, TOKENS))
+    table = compare.rows(report, runs)
+    whole = sum(row.seconds for row in table.values())
+    true_whole = sum(row.true_seconds for row in table.values())
+    share = sum(row.seconds for (op, _), row in table.items() if op == "MUL_MAT_ID") / whole
+    true = sum(row.true_seconds for (op, _), row in table.items() if op == "MUL_MAT_ID") / true_whole
+    assert share == pytest.approx(true, rel=compare.RELATIVE)
+    assert true > 0.2
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+@pytest.mark.parametrize("kind", ["whole", "stripped", "server-static", "server-stripped"])
+def test_kinds_of_build_and_threads(
+    kind: str, threads: int, engines: Engines, witness: truth.Witness
+) -> None:
+    """C17: shared, stripped shared, static inside Python; the same figures from each."""
+    model = models.model("dense2-q4_k")
+    if kind.startswith("server"):
+        engine = {"server-static": "xllamacpp", "server-stripped": "skulk"}[kind]
+        options = servers.Options(model, threads=threads, env=witness.env)
+        if reason := servers.usable(engine, options):
+            pytest.skip(f"the wheel's code does not run on this CPU: {reason}")
+        with servers.Server(options, engine) as server:
+            server.completion(models.words(20), 3)
+            report, runs = _settled(server.pid, witness, lambda: server.completion(models.words(40, 1), 60))
+    else:
+        options_ = pysync.Options(model, threads=threads, stripped=kind == "stripped", env=witness.env)
+        with pysync.PySync(options_) as victim:
+            _generate(victim, 4)
+            report, runs = _settled(victim.pid, witness, lambda: _generate(victim, 60))
+    assert report.json["target"]["attach"]["complete"] is True
+    assert report.json["target"]["attach"]["op_source"] == "dispatch"
+    if threads <= 2:
+        assert not (found := compare.differences(report, runs)), describe(found)
+    else:  # more threads than cores: counts are exact, times are the scheduler's
+        found = [line for line in compare.differences(report, runs) if " ms, " not in line]
+        assert not found, describe(found)
+
+
+def test_gemma(engines: Engines, witness: truth.Witness) -> None:
+    """A real model (under the Gemma Terms of Use), 402 kernels a token."""
+    with servers.Server(servers.Options(engines.gemma, env=witness.env)) as server:
+        server.completion("One two three", 4)
+        report, runs = _settled(
+            server.pid, witness, lambda: server.completion("The sea was calm when", 40, cache_prompt=False)
+        )
+    assert not (found := compare.differences(report, runs)), describe(found)
+
+
+def test_several_contexts_in_one_process(engines: Engines, witness: truth.Witness) -> None:
+    """C15: two contexts compute at the same time on threads of one process."""
+    options = pysync.Options(models.model("dense2-q8_0"), threads=1, contexts=2, env=witness.env)
+    with pysync.PySync(options) as victim:
+        jobs = [{"context": i, "prompt": models.words(20 + i, i), "n": 100} for i in range(2)]
+        victim.ask("together", jobs=jobs)
+        report, runs = _settled(victim.pid, witness, lambda: victim.ask("together", jobs=jobs))
+    assert not (found := compare.differences(report, runs)), describe(found)
+    assert len({run.tid for run in runs}) == 2
+    assert len(report.json["contexts"]) == 2
+    assert report.output_rows == 200
+
+
+@pytest.mark.parametrize("name", ["dense2-q4_k", "dense2-f16", "dense24-q4_0", "tied24-q8_0", "moe-q8_0"])
+def test_costs_against_paper(name: str, engines: Engines, witness: truth.Witness) -> None:
+    """Counts, FLOPs and bytes of prefill and decode, from the hyperparameters alone."""
+    spec, prompt, n = models.SPECS[name], 11, 5
+    with pysync.PySync(pysync.Options(models.model(name), env=witness.env)) as victim:
+        _generate(victim, 3)
+        report, runs = _settled(victim.pid, witness, lambda: _generate(victim, n, prompt))
+    cells = next(t.ne[1] for t in runs[0].description.tensors.values() if t.name == "cache_k_l0")
+    kv = facts.kv_padded(prompt + n)
+    distinct = [op.experts.bit_count() for op in runs[0].ops if op.node.op == "MUL_MAT_ID"]
+    kernels = _prefill(spec, prompt, kv, cells, distinct)
+    for _ in range(n - 1):
+        kernels += facts.llama(spec, 1, 1, kv, cells)
+    assert not (found := compare.costs(report, facts.totals(kernels))), describe(found)
+
+
+def _prefill(spec: models.Spec, prompt: int, kv: int, cells: int, distinct: list[int]) -> list[facts.Kernel]:
+    """Which experts a prompt uses is a matter of its data: ``distinct`` was witnessed, one
+    figure per MUL_MAT_ID in order."""
+    kernels = facts.llama(spec, prompt, 1, kv, cells)
+    used = iter(distinct)
+    size = {
+        role: facts.matrix_bytes(spec.type, *shape)
+        for role, shape in (
+            ("ffn_gate_exps", (spec.embd, spec.ff)),
+            ("ffn_up_exps", (spec.embd, spec.ff)),
+            ("ffn_down_exps", (spec.ff, spec.embd)),
+        )
+    }
+    out = []
+    for kernel in kernels:
+        extra = 0
+        if kernel.op == "MUL_MAT_ID":
+            extra = (next(used) - spec.experts_used) * size[kernel.role]
+        out.append(
+            facts.Kernel(kernel.op, kernel.role, kernel.dtype, kernel.ne, kernel.flops, kernel.bytes + extra)
+        )
+    return out
+
+
+def test_nodes_are_those_of_the_engine(engines: Engines, witness: truth.Witness) -> None:
+    """Every node in our graph has the engine's op, name, type, shape and sources."""
+    from profinferd.agent.attach import Attachment
+
+    with pysync.PySync(pysync.Options(models.model("moe-q4_k"), env=witness.env)) as victim:
+        _generate(victim, 3)
+        with Attachment.open(victim.pid) as attachment:
+            worker = threading.Thread(target=_generate, args=(victim, 4, 12))
+            worker.start()
+            while worker.is_alive():
+                attachment.poll(0.05)
+            worker.join()
+            attachment.poll(0.1)
+            graphs = attachment.graphs()
+    wanted = witness.runs()[-4:]
+    ours = [
+        [
+            (_ours(node), tuple(_ours(t) for s in node.sources if (t := graph.tensor(s)) is not None))
+            for node in graph.nodes
+        ]
+        for graph in graphs
+    ]
+    for run in wanted:
+        assert compare.signatures(run.description) in ours
+
+
+def _ours(tensor: object) -> compare.Shape:
+    op, name, kind, ne = (getattr(tensor, field) for field in ("op", "name", "type", "ne"))
+    return op, name, kind, tuple(ne)
