@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -219,6 +220,8 @@ class GgmlPrograms:
         return links
 
     def _attach_multi(self, path: str, pid: int, probes: Sequence[Probe]) -> list[Link]:
+        if _pid_means_thread(platform.release()):
+            pid = 0  # the programs look at the process themselves
         # One link per program. The returns come first: an entry without its return would
         # leave a frame open, a return without its entry is merely ignored.
         by_program: dict[tuple[int, bool, bool], list[Probe]] = {}
@@ -298,6 +301,16 @@ class GgmlPrograms:
 def _superfluous(program: str, method: str) -> bool:
     """Programs that ``method`` does not attach need not be verified either."""
     return program in ("on_entry", "on_return") and method == "session"
+
+
+def _pid_means_thread(release: str) -> bool:
+    """Whether a multi link's pid is taken for one thread: Linux 6.6 to 6.9 (fixed in 6.10).
+
+    A stable kernel may have the fix; attaching for every process is right there too, and only
+    costs other users of the same file a trap.
+    """
+    numbers = re.match(r"(\d+)\.(\d+)", release)
+    return numbers is not None and (6, 6) <= (int(numbers[1]), int(numbers[2])) < (6, 10)
 
 
 def _cookie(probe: Probe) -> int:
