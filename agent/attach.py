@@ -116,7 +116,9 @@ class Attachment:
 
     def _attach_files(self, files: Sequence[FileInfo]) -> None:
         constants = self._programs.types.constants()
-        self._programs.set_layout(LAYOUT, layout_fields(self._settler.assumed, self.info.tables, chosen=False))
+        if self._session is None:
+            assumed = layout_fields(self._settler.assumed, self.info.tables, chosen=False)
+            self._programs.set_layout(LAYOUT, assumed)
         mode = constants["OPS_OFF"] if self._ops == "off" else constants["OPS_TRACE"]
         self._programs.set_target(self.process.pid, layout=LAYOUT, mode=mode)
         failures: list[ProfinferError] = []
@@ -201,7 +203,7 @@ class Attachment:
         if self._session is None:
             self._settle(drained)
         else:
-            self._feed(drained)
+            self._feed(self._session, drained)
         now = time.monotonic()
         if now >= self._next_look:
             self._next_look = now + LOOK_SECONDS
@@ -221,11 +223,9 @@ class Attachment:
         self._session = self._new_session(layout)
         held, self._held = self._held, []
         for one in held:
-            self._feed(one)
+            self._feed(self._session, one)
 
-    def _feed(self, drained: Drained) -> None:
-        session = self._session
-        assert session is not None
+    def _feed(self, session: Session, drained: Drained) -> None:
         session.feed(drained.events, drained.ops, drained.nodes, drained.ints, now_ns=time.monotonic_ns())
         for tgid, hash_ in session.take_confirmed():
             self._programs.confirm(tgid, hash_)

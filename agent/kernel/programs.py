@@ -177,7 +177,7 @@ class GgmlPrograms:
     def forget_graphs(self) -> None:
         """Forget every graph: what was read of them was read by a wrong layout."""
         for table in (self._known, self._graphs):
-            for key in table.keys():
+            for key in table.keys():  # noqa: SIM118  (a map, not a dict)
                 table.delete(key)
 
     def _hash_key(self, tgid: int, hash_: int) -> bytes:
@@ -275,10 +275,12 @@ class GgmlPrograms:
 
     def recursion_misses(self) -> dict[str, int]:
         """Executions that the kernel skipped, by program: they are in no other number."""
-        out = {}
+        out: dict[str, int] = {}
         for name, program in self._object.programs.items():
             with contextlib.suppress(LookupError):  # not loaded
-                out[name] = program.info().recursion_misses
+                misses = program.info().recursion_misses
+                if misses is not None:  # an older kernel does not say
+                    out[name] = misses
         return out
 
     def close(self) -> None:
