@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scrape server: answers, and stays bounded under connections that mean harm."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from profinferd.exporters import serve
+from profinferd.exporters.serve import MAX_CONNECTIONS, MetricsServer
+
+Log = list[str]
+
+
+@pytest.fixture
+def log() -> Log:
+    return []
+
+
+@pytest.fixture
+def server(log: Log) -> Iterator[MetricsServer]:
+    """A server that echoes the Accept header, and fails when it says so."""
+
+    def render(accept: str) -> tuple[str, bytes]:
+        if accept == "fail":
+            raise ZeroDivisionError("a defect")
+        return "text/plain", f"accept={accept}\n".encode()
+
+    made = MetricsServer("127.0.0.1", 0, render, log.append)
+    made.start()
+    yield made
+    made.close()
+
+
+def ask(server: MetricsServer, method: str, path: str, accept: str = "x") -> tuple[int, bytes]:
+    host, port = server.socket.getsockname()[:2]
+    connection = http.client.HTTPConnection(host, port, timeout=10)
+    connection.request(method, path, headers={"Accept": accept})
+    response = connection.getresponse()
+    status, body = response.status, response.read()
+    connection.close()
+    return status, body
+
+
+def raw(server: MetricsServer, data: bytes) -> bytes:
+    """What comes back for ``data``."""
+    with socket.create_connection(server.socket.getsockname()[:2], timeout=10) as sock:
+        back = b""
+        # A connection that is closed with our bytes unread is reset; that is an answer too.
+        with contextlib.suppress(OSError):
+            sock.sendall(data)
+            sock.shutdown(socket.SHUT_WR)
+            while chunk := sock.recv(65536):
+                back += chunk
+        return back
+
+
+def test_answers(server: MetricsServer) -> None:
+    """GET and HEAD of /metrics, with or without a query; nothing else is there."""
+    assert ask(server, "GET", "/metrics", "text/plain") == (200, b"accept=text/plain\n")
+    assert ask(server, "GET", "/metrics?a=b") == (200, b"accept=x\n")
+    assert ask(server, "HEAD", "/metrics") == (200, b"")
+    assert ask(server, "GET", "/")[0] == 200
+    assert ask(server, "GET", "/../etc/passwd")[0] == 404
+    assert ask(server, "POST", "/metrics")[0] == 405
+    assert server.url.startswith("http://127.0.0.1:") and server.url.endswith("/metrics")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"GET /metrics\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01",
+        b"GET /metrics HTTP/1.1\r\n",
+    ],
+)
+def test_malformed_requests(server: MetricsServer, data: bytes, log: Log) -> None:
+    """Each is a 400, and the server goes on."""
+    assert raw(server, data).startswith(b"HTTP/1.1 400 ")
+    assert ask(server, "GET", "/metrics")[0] == 200
+    assert not log
+
+
+def test_an_endless_head_is_cut(server: MetricsServer) -> None:
+    """No more than the limit is ever held."""
+    assert raw(server, b"GET /metrics HTTP/1.1\r\n" + b"A: b\r\n" * 100_000)[:12] in (b"HTTP/1.1 431", b"")
+    assert ask(server, "GET", "/metrics")[0] == 200
+
+
+def test_half_open_connections_are_bounded(server: MetricsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever says nothing, or a byte now and then, loses the connection; threads do not pile up."""
+    monkeypatch.setattr(serve, "DEADLINE_SECONDS", 0.6)
+    before = threading.active_count()
+    address = server.socket.getsockname()[:2]
+    sockets = [socket.create_connection(address, timeout=10) for _ in range(5 * MAX_CONNECTIONS)]
+    until = time.monotonic() + 1.0
+    while time.monotonic() < until:
+        for sock in sockets:
+            try:
+                sock.send(b"G")  # a timeout per read would never end this
+            except OSError:
+                continue
+        assert threading.active_count() - before <= MAX_CONNECTIONS
+        time.sleep(0.1)
+    assert threading.active_count() == before
+    for sock in sockets:
+        sock.close()
+    assert ask(server, "GET", "/metrics")[0] == 200
+
+
+def test_a_reader_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sending has the same deadline."""
+    monkeypatch.setattr(serve, "DEADLINE_SECONDS", 0.5)
+    server = MetricsServer("127.0.0.1", 0, lambda accept: ("text/plain", b"x" * 50_000_000), print)
+    server.start()
+    before = threading.active_count()
+    with socket.create_connection(server.socket.getsockname()[:2]) as sock:
+        sock.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        time.sleep(0.2)
+        assert threading.active_count() == before + 1
+        time.sleep(0.8)
+        assert threading.active_count() == before
+    server.close()
+
+
+def test_a_defect_is_said_and_survived(server: MetricsServer, log: Log) -> None:
+    """The scrape that failed ends; the person reads one line; the next scrape works."""
+    with pytest.raises(http.client.RemoteDisconnected):
+        ask(server, "GET", "/metrics", "fail")
+    assert len(log) == 1 and "ZeroDivisionError" in log[0]
+    assert ask(server, "GET", "/metrics")[0] == 200
+
+
+def test_the_port_is_free_afterwards() -> None:
+    """Stopping gives everything back, and a port in use is an OSError."""
+    first = MetricsServer("127.0.0.1", 0, lambda accept: ("text/plain", b""), print)
+    first.start()
+    port = first.socket.getsockname()[1]
+    with pytest.raises(OSError):
+        MetricsServer("127.0.0.1", port, lambda accept: ("text/plain", b""), print)
+    first.close()
+    second = MetricsServer("127.0.0.1", port, lambda accept: ("text/plain", b""), print)
+    second.start()
+    second.close()
