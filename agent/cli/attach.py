@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``profinferd attach``: watch a running process until told to stop, then say what was seen."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Protocol
+
+import click
+
+from ...exporters.json_export import JsonExporter
+from ..errors import TargetEnded, UsageError
+from ..model.snapshot import Snapshot
+from .listen import Published, parse_address, serve
+from .output import PrivateFile, readable_file, say, write_data
+from .signals import Interrupted, Stop
+from .view import View, choose_view, stdout_table
+
+POLL_SECONDS = 0.1
+"""How often the rings are drained; they hold seconds of records."""
+REFRESH_SECONDS = 0.5
+"""How often a snapshot is made for the live view and for scrapes."""
+
+Progress = Callable[[str], None]
+
+
+class Watched(Protocol):
+    """What this command needs of ``profinferd.agent.attach.Attachment``."""
+
+    seen_anything: bool
+
+    def poll(self, timeout_s: float) -> None: ...
+    def alive(self) -> bool: ...
+    def snapshot(self) -> Snapshot: ...
+    def close(self) -> None: ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Options:
+    """The checked options of one ``attach``."""
+
+    pid: int
+    duration: float | None
+    ops: str
+    format: str
+    listen: tuple[str, int] | None
+    method: str
+    loader: str
+    btf_path: str | None
+    output: str | None
+    quiet: bool
+
+
+class End(enum.Enum):
+    """Why the watching ended."""
+
+    FAILED = enum.auto()
+    DURATION = enum.auto()
+    ASKED = enum.auto()
+    TARGET = enum.auto()
+
+
+def open_attachment(options: Options, progress: Progress) -> Watched:
+    """Attaches to the target. Raises the errors that the exit codes 2 to 5 stand for."""
+    from ..attach import Attachment  # loads numpy and libbpf: not for --help or a usage error
+
+    return Attachment.open(
+        options.pid,
+        method=options.method,
+        ops=options.ops,
+        btf_path=options.btf_path,
+        loader=options.loader,
+        progress=progress,
+    )
+
+
+def _duration(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
+    if value is not None and not (math.isfinite(value) and value > 0):
+        raise UsageError("the duration is not a positive number of seconds", "for example -d 10")
+    return value
+
+
+def _ops(context: click.Context, option: click.Parameter, value: str) -> str:
+    if value == "sampled":
+        raise UsageError("--ops sampled does not exist yet", "use --ops all or --ops off")
+    if value not in ("all", "off"):
+        raise UsageError(f"--ops {value!r} is not known", "use --ops all or --ops off")
+    return value
+
+
+def _loader(context: click.Context, option: click.Parameter, value: str) -> str:
+    if value == "bcc":
+        raise UsageError("--loader bcc does not exist yet", "use --loader libbpf")
+    if value != "libbpf":
+        raise UsageError(f"--loader {value!r} is not known", "use --loader libbpf")
+    return value
+
+
+@click.command()
+@click.option(
+    "-p", "--pid", type=click.IntRange(min=1), required=True, metavar="N", help="The process to watch."
+)
+@click.option(
+    "-d",
+    "--duration",
+    type=float,
+    callback=_duration,
+    metavar="S",
+    help="Stop after S seconds; without it, at Ctrl-C or when the process ends.",
+)
+@click.option(
+    "--ops",
+    default="all",
+    show_default=True,
+    callback=_ops,
+    metavar="all|off",
+    help="Whether to watch every operator, or calls and graphs only.",
+)
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+    help="What is printed at the end.",
+)
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    help="Serve the same numbers to Prometheus meanwhile; a PORT alone is on 127.0.0.1.",
+)
+@click.option("-o", "output", metavar="FILE", help="Save the JSON to FILE too (mode 0600).")
+@click.option(
+    "--attach-method",
+    "method",
+    type=click.Choice(["auto", "multi", "perf"]),
+    default="auto",
+    show_default=True,
+    help="How probes are attached: by what the kernel has, or forced.",
+)
+@click.option(
+    "--loader",
+    default="libbpf",
+    show_default=True,
+    callback=_loader,
+    metavar="libbpf",
+    help="What loads the BPF objects.",
+)
+@click.option("--btf-path", metavar="FILE", help="Kernel type information, where the kernel brings none.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress and no live table on stderr.")
+@click.option("-v", "--verbose", is_flag=True, help="Show where in the code an internal error came from.")
+def attach(
+    pid: int,
+    duration: float | None,
+    ops: str,
+    format_: str,
+    listen: str | None,
+    output: str | None,
+    method: str,
+    loader: str,
+    btf_path: str | None,
+    quiet: bool,
+    verbose: bool,
+) -> None:
+    """Show where the tokens of a running process go.
+
+    Nothing is restarted, and no file or byte of the process is changed. Ctrl-C prints and
+    saves what was seen.
+    """
+    run(
+        Options(
+            pid=pid,
+            duration=duration,
+            ops=ops,
+            format=format_,
+            listen=None if listen is None else parse_address(listen),
+            method=method,
+            loader=loader,
+            btf_path=None if btf_path is None else readable_file(btf_path, "--btf-path"),
+            output=output,
+            quiet=quiet,
+        )
+    )  # fmt: skip
+
+
+def run(options: Options, clock: Callable[[], float] = time.monotonic) -> None:
+    """The whole of ``attach``; returns when done (exit 0), else raises what main() catches."""
+    with ExitStack() as stack:
+        file = None
+        if options.output is not None:
+            file = PrivateFile(options.output)
+            stack.callback(file.close)
+        published = Published()
+        if options.listen is not None:
+            server = serve(options.listen, published)
+            stack.callback(server.close)
+            if not options.quiet:
+                say(f"metrics at {server.url}")
+        stop = stack.enter_context(Stop())
+        try:
+            watched = open_attachment(options, (lambda line: None) if options.quiet else say)
+        except KeyboardInterrupt:
+            raise Interrupted from None
+        probes = stack.enter_context(ExitStack())  # closing it twice closes the probes once
+        probes.callback(watched.close)
+        stop.at_once = False  # from here on, a signal is noticed between two polls
+        view = choose_view(quiet=options.quiet)
+        end, notes = End.FAILED, []
+        try:
+            with view:
+                end = _watch(watched, options, stop, view, published, clock)
+            notes = _notes(end, watched.seen_anything)
+        finally:
+            # Also when polling failed: what was seen until then is the person's.
+            if watched.seen_anything or end is End.DURATION:
+                snapshot = watched.snapshot()
+                # The target comes first: its probes go before a slow terminal, pager or
+                # disk is waited for.
+                probes.close()
+                _deliver(snapshot, options, file, notes)
+    if not watched.seen_anything and end is End.TARGET:
+        raise TargetEnded(
+            f"process {options.pid} ended before anything was seen", "attach while it answers a prompt"
+        )
+    if not watched.seen_anything and end is End.ASKED:
+        raise Interrupted
+
+
+def _watch(
+    watched: Watched,
+    options: Options,
+    stop: Stop,
+    view: View,
+    published: Published,
+    clock: Callable[[], float],
+) -> End:
+    """Polls until something ends it; the last poll comes after the end was noticed."""
+    begun = clock()
+    until = math.inf if options.duration is None else begun + options.duration
+    refresh = begun
+    wants_snapshots = view.wants_snapshots or options.listen is not None
+    while True:
+        now = clock()
+        end = None
+        if stop.asked:
+            end = End.ASKED
+        elif now >= until:
+            end = End.DURATION
+        elif not watched.alive():
+            end = End.TARGET
+        watched.poll(0.0 if end else min(POLL_SECONDS, until - now))
+        if end:
+            return end
+        if wants_snapshots and clock() >= refresh:
+            snapshot = watched.snapshot()
+            published.set(snapshot, watched.seen_anything)
+            view.update(snapshot)
+            refresh = clock() + REFRESH_SECONDS
+
+
+def _notes(end: End, seen: bool) -> list[str]:
+    if end is End.TARGET:
+        return ["the target ended while it was watched"]
+    if not seen:
+        return ["the target was idle: no call or graph was seen while attached"]
+    return []
+
+
+def _deliver(snapshot: Snapshot, options: Options, file: PrivateFile | None, notes: list[str]) -> None:
+    if notes:
+        snapshot = dataclasses.replace(snapshot, notes=(*snapshot.notes, *notes))
+    as_json = JsonExporter().render(snapshot) if file is not None or options.format == "json" else ""
+    try:
+        if file is not None:
+            file.write(as_json)
+    finally:
+        if options.format == "json":
+            write_data(as_json)
+        else:
+            write_data(stdout_table().render(snapshot))
+    if file is not None and not options.quiet:
+        say(f"saved {options.output}")
