@@ -2,25 +2,29 @@
 """Jumps of an x86-64 function back to its first bytes.
 
 Every byte is taken for the start of a jump (a superset of the real ones, whatever the alignment,
-in one numpy pass over functions of any size); the few that would land in question are
+in one pass at the speed of a text search); the few that would land in question are
 then confirmed or dismissed by decoding from the entry.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import capstone
-import numpy as np
-import numpy.typing as npt
 
 MAX_DECODE = 1 << 16
 """Bytes decoded to tell a jump from bytes that look like one; beyond, it counts as a jump."""
 
-_Bytes = npt.NDArray[np.uint8]
-_Indices = npt.NDArray[np.int64]
+_SHORT = frozenset([0xEB, *range(0x70, 0x80), *range(0xE0, 0xE4)])
+# jmp, call, jcc and xbegin with a 32-bit distance; in the second the distance is negative and above
+# -16 MiB, which is what a jump back to the start of a function has. Matches may overlap.
+_LONG = re.compile(rb"(?=([\xe8\xe9]|\x0f[\x80-\x8f]|\xc7\xf8))", re.DOTALL)
+_LONG_BACK = re.compile(rb"(?=([\xe8\xe9]|\x0f[\x80-\x8f]|\xc7\xf8)...\xff)", re.DOTALL)
+# FF /4 through a register, or through memory with an index
+_TABLE_JUMP = re.compile(rb"(?=\xff(?:[\xe0-\xe7]|[\x24\x64\xa4]))", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,6 @@ class Jumps:
     def __init__(self, code: bytes, vaddr: int) -> None:
         self._code = code
         self._vaddr = vaddr
-        self._bytes: _Bytes = np.frombuffer(code, dtype=np.uint8)
         self._decoded: list[tuple[int, int, str, str]] = []
         self._reached = 0
         decoder = capstone.Cs(capstone.CS_ARCH_X86, capstone.CS_MODE_64)
@@ -60,56 +63,34 @@ class Jumps:
 
     def through_table(self) -> int | None:
         """Where the function jumps to an address computed from an index; None: nowhere."""
-        b = self._bytes
-        if b.size < 2:
-            return None
-        jump = (b[:-1] == 0xFF) & ((b[1:] & 0x38) == 0x20)
-        register = (b[1:] & 0xC0) == 0xC0
-        indexed = ((b[1:] & 0xC0) != 0xC0) & ((b[1:] & 0x07) == 4)
-        for at in np.nonzero(jump & (register | indexed))[0].tolist():
+        for match in _TABLE_JUMP.finditer(self._code):
+            at = match.start()
             insn = self._covering(at)
             if insn is None:
-                return int(at)
+                return at
             mnemonic, operand = insn
-            if (
-                mnemonic.endswith("jmp")
-                and _address(operand) is None
-                and ("[" not in operand or "*" in operand)
-            ):
-                return int(at)
+            computed = _address(operand) is None and ("[" not in operand or "*" in operand)
+            if computed and mnemonic.endswith("jmp"):
+                return at
         return None
 
     def _candidates(self, last: int) -> list[tuple[int, int, bool]]:
-        b = self._bytes
-        n = b.size
+        """(place, target, whether a call) of everything that could be a jump into [0, last]."""
+        code = self._code
         found: list[tuple[int, int, bool]] = []
-
-        def add(at: _Indices, target: _Indices, call: bool) -> None:
-            hit = (target >= 0) & (target <= last)
-            found.extend((int(a), int(t), call) for a, t in zip(at[hit], target[hit], strict=True))
-
-        op = b[: max(0, n - 1)]
-        short = (op == 0xEB) | ((op & 0xF0) == 0x70) | ((op >= 0xE0) & (op <= 0xE3))
-        at = np.nonzero(short)[0]
-        add(at, at + 2 + b[at + 1].astype(np.int8), False)
-        for first, second, length, call in (
-            (0xE9, None, 1, False),
-            (0xE8, None, 1, True),
-            (0x0F, 0x80, 2, False),
-            (0xC7, 0xF8, 2, False),
-        ):
-            size = length + 4
-            if n < size:
-                continue
-            mask = b[: n - size + 1] == first
-            if second is not None:
-                mask &= (b[1 : n - size + 2] & (0xF0 if second == 0x80 else 0xFF)) == second
-            at = np.nonzero(mask)[0]
-            word = np.zeros(at.size, dtype=np.uint32)
-            for i in range(4):
-                word |= b[at + length + i].astype(np.uint32) << np.uint32(8 * i)
-            add(at, at + size + word.astype(np.int32), call)
-        return sorted(found)
+        # A short jump reaches 128 bytes; a long one from before the last byte may go forward.
+        for at in range(min(len(code) - 1, last + 131)):
+            if code[at] in _SHORT:
+                target = at + 2 + int.from_bytes(code[at + 1 : at + 2], "little", signed=True)
+                if 0 <= target <= last:
+                    found.append((at, target, False))
+        near = list(_LONG.finditer(code, 0, last + 6))
+        for match in (*near, *_LONG_BACK.finditer(code)):
+            at, end = match.start(), match.end(1)
+            target = end + 4 + int.from_bytes(code[end : end + 4], "little", signed=True)
+            if end + 4 <= len(code) and 0 <= target <= last:
+                found.append((at, target, code[at] == 0xE8))
+        return sorted(set(found))
 
     def _covering(self, at: int) -> tuple[str, str] | None:
         """Mnemonic and operand of the instruction that holds the byte ``at``; None: not decodable."""

@@ -8,7 +8,6 @@ instruction that every call passes exactly once, before anything that the probe 
 
 from __future__ import annotations
 
-from . import sites_arm64, sites_x86
 from .site import MOVED_UNKNOWN, Refusal, Site
 
 __all__ = ["MOVED_UNKNOWN", "Refusal", "Site", "check_site", "choose_site"]
@@ -35,9 +34,13 @@ def choose_site(
     ``file_offset``: of the function's start in the file.
     """
     if machine == "x86_64":
+        from . import sites_x86  # one architecture at a time: importing a disassembler takes 10-40 ms
+
         function = sites_x86.Function(code, vaddr, size, arg_regs, file_offset)
         return sites_x86.choose(function, want_return, stack_args)
     if machine == "aarch64":
+        from . import sites_arm64
+
         arm = sites_arm64.Function(code, vaddr, size, arg_regs, file_offset)
         return sites_arm64.choose(arm, want_return, stack_args)
     return None, [Refusal(vaddr, f"no probe sites are known for machine {machine}")]
@@ -57,8 +60,12 @@ def check_site(
     """Why ``site_vaddr`` must not be probed, or None when it may be; arguments as :func:`choose_site`."""
     at = site_vaddr - vaddr
     if machine == "x86_64":
+        from . import sites_x86
+
         reason = sites_x86.Function(code, vaddr, size, arg_regs).check(at, want_return, stack_args)
     elif machine == "aarch64":
+        from . import sites_arm64
+
         reason = sites_arm64.Function(code, vaddr, size, arg_regs).check(at, want_return, stack_args)
     else:
         reason = f"no probe sites are known for machine {machine}"

@@ -8,13 +8,13 @@ is normally the first instruction, ``bti c`` and ``paciasp`` included.
 
 from __future__ import annotations
 
+import sys
+from array import array
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import capstone
-import numpy as np
-import numpy.typing as npt
 from capstone import arm64_const as arm
 
 from .site import MAX_MOVED, MOVED_UNKNOWN, Refusal, Site
@@ -24,6 +24,13 @@ MAX_PROLOGUE = 48
 _WORD = 4
 _LANDING = frozenset([0xD503201F, 0xD503241F, 0xD503245F, 0xD503249F, 0xD50324DF])
 """nop, and bti with its kinds."""
+# (mask, value, lowest bit and width of the distance) of b and bl, b.cond, cbz and cbnz, tbz and tbnz
+_JUMPS = (
+    (0x7C000000, 0x14000000, 0, 26),
+    (0xFF000000, 0x54000000, 5, 19),
+    (0x7E000000, 0x34000000, 5, 19),
+    (0x7E000000, 0x36000000, 5, 14),
+)
 _COMPARES = frozenset(["cmp", "cmn", "tst", "ccmp", "ccmn"])
 _TOUCHES_LR = ("pac", "aut", "xpac")
 
@@ -60,7 +67,7 @@ class Function:
         return _walk(self.code, self.vaddr, self._arguments)
 
     @cached_property
-    def _jumps(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def _jumps(self) -> tuple[list[tuple[int, int]], list[int]]:
         return _jumps(self.code)
 
     def check(self, at: int, want_return: bool, stack_args: bool) -> str | None:
@@ -115,16 +122,12 @@ class Function:
         return None
 
     def _passed_once(self, step: Step) -> str | None:
-        at, target, through = self._jumps
-        back = np.nonzero((target >= 0) & (target <= step.at))[0]
-        if back.size:
-            i = int(back[0])
-            return (
-                f"the jump at +{int(at[i])} goes back to +{int(target[i])}: "
-                "the site is passed more than once per call"
-            )
-        if not step.bare and through.size:
-            return f"the function jumps through a table at +{int(through[0])}: its targets are not known"
+        direct, through = self._jumps
+        for at, target in direct:
+            if 0 <= target <= step.at:
+                return f"the jump at +{at} goes back to +{target}: the site is passed more than once per call"
+        if not step.bare and through:
+            return f"the function jumps through a table at +{through[0]}: its targets are not known"
         return None
 
 
@@ -231,28 +234,26 @@ def _moved(insn: Any, before: int) -> int:
     return after if 0 <= after <= MAX_MOVED else MOVED_UNKNOWN
 
 
-def _jumps(code: bytes) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """(places of direct jumps, their targets, places of register jumps), bytes from the start.
+def _jumps(code: bytes) -> tuple[list[tuple[int, int]], list[int]]:
+    """((place, target) of every direct jump, places of register jumps), bytes from the start.
 
     Calls of the function's own start are recursion and left out.
     """
-    words = np.frombuffer(code, dtype="<u4").astype(np.int64)
-    here = np.arange(words.size, dtype=np.int64) * _WORD
-    target = np.full(words.size, -1, dtype=np.int64)
-
-    def field(low: int, width: int) -> npt.NDArray[np.int64]:
-        value = (words >> low) & ((1 << width) - 1)
-        return np.where(value >> (width - 1), value - (1 << width), value) * _WORD
-
-    for mask, value, low, width in (
-        (0x7C000000, 0x14000000, 0, 26),
-        (0xFF000000, 0x54000000, 5, 19),
-        (0x7E000000, 0x34000000, 5, 19),
-        (0x7E000000, 0x36000000, 5, 14),
-    ):
-        target = np.where((words & mask) == value, here + field(low, width), target)
-    call = (words & 0xFC000000) == 0x94000000
-    target = np.where(call & (target == 0), -1, target)
-    direct = np.nonzero(target >= 0)[0]
-    through = np.nonzero((words & 0xFEFFF800) == 0xD61F0000)[0] * _WORD
-    return here[direct], target[direct], through
+    direct: list[tuple[int, int]] = []
+    through: list[int] = []
+    words = array("I", code)
+    if sys.byteorder != "little":
+        words.byteswap()
+    for index, word in enumerate(words):
+        at = index * _WORD
+        if word & 0xFEFFF800 == 0xD61F0000:
+            through.append(at)
+            continue
+        for mask, value, low, width in _JUMPS:
+            if word & mask == value:
+                distance = (word >> low) & ((1 << width) - 1)
+                distance -= (distance >> (width - 1)) << width
+                target = at + distance * _WORD
+                if target or word & 0xFC000000 != 0x94000000:
+                    direct.append((at, target))
+    return direct, through
