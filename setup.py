@@ -24,7 +24,8 @@ ROOMS = ("agent", "probes", "exporters")
 def probes_build() -> ModuleType:
     """``probes/build.py``, before anything of ours can be imported."""
     spec = importlib.util.spec_from_file_location("probes_build", HERE / "probes" / "build.py")
-    assert spec is not None and spec.loader is not None
+    if spec is None or spec.loader is None:
+        raise ExecError("probes/build.py is not there")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

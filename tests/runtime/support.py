@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import IO
 
 from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import SymbolTableSection
 
 from profinferd.probes import build as probes_build
 
@@ -37,7 +38,8 @@ def file_offset(path: Path, symbol: str) -> int:
         elf = ELFFile(file)
         for table in (".symtab", ".dynsym"):
             section = elf.get_section_by_name(table)
-            for entry in section.get_symbol_by_name(symbol) or [] if section else []:
+            symbols = section.get_symbol_by_name(symbol) if isinstance(section, SymbolTableSection) else None
+            for entry in symbols or []:
                 address = int(entry["st_value"])
                 for segment in elf.iter_segments("PT_LOAD"):
                     if segment["p_vaddr"] <= address < segment["p_vaddr"] + segment["p_filesz"]:

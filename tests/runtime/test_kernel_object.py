@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from profinferd.agent.errors import MachineError
-from profinferd.agent.kernel import arrays, bpfsys
+from profinferd.agent.kernel import bpfsys
 from profinferd.agent.kernel.arrays import MappedArray, read_array
 from profinferd.agent.kernel.libbpf import BpfObject, LoadError, load_degrading
 from profinferd.agent.kernel.links import attach_multi
@@ -116,7 +116,7 @@ def test_arrays(loaded: BpfObject, monkeypatch: pytest.MonkeyPatch) -> None:
     def too_old(*_: object) -> int:
         raise OSError(errno.EINVAL, "no batches")
 
-    monkeypatch.setattr(arrays.bpfsys, "map_lookup_batch", too_old)
+    monkeypatch.setattr(bpfsys, "map_lookup_batch", too_old)
     assert read_array(plain).tolist() == [100, 101, 102], "kernels before 5.6: one by one"
 
 

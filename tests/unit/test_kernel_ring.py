@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ ODD_SIZE = np.dtype([("a", "<u4"), ("b", "<u2"), ("c", "u1")])  # 7 bytes: padde
 class FakeRing:
     """What the kernel does: reserve (busy), fill, submit or discard; data seen twice in a row."""
 
-    def __init__(self, size: int, dtype: np.dtype) -> None:  # type: ignore[type-arg]
+    def __init__(self, size: int, dtype: np.dtype[Any]) -> None:
         self.size = size
         self.data = np.zeros(2 * size, np.uint8)
         self.consumer = ctypes.c_uint64(0)
@@ -110,7 +111,7 @@ def test_busy_record_that_is_discarded_later() -> None:
 
 
 @pytest.mark.parametrize("dtype", [OP_HIT, WIDE, ODD_SIZE])
-def test_wraps(dtype: np.dtype) -> None:  # type: ignore[type-arg]
+def test_wraps(dtype: np.dtype[Any]) -> None:
     """Records across the end of the ring are whole; no stride divides the size."""
     ring = FakeRing(4096, dtype)
     seen, sent = 0, 0
