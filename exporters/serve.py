@@ -137,7 +137,7 @@ class MetricsServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self._room = threading.BoundedSemaphore(MAX_CONNECTIONS)
         super().__init__((host, port), _Handler)
         self._thread = threading.Thread(
-            target=self.serve_forever, kwargs={"poll_interval": 0.5}, name="metrics", daemon=True
+            target=self.serve_forever, kwargs={"poll_interval": 0.2}, name="metrics", daemon=True
         )
 
     @property
