@@ -107,7 +107,10 @@ class CallStacks:
         for row in zip(*columns(events, _FIELDS), strict=True):
             event = dict(zip(_FIELDS, row, strict=True))
             kind = event["kind"]
-            if kind == Kind.GRAPH_BEGIN:
+            if not event["seq"]:
+                # Only an end whose begin was not seen has no number.
+                self.unpaired += 1
+            elif kind == Kind.GRAPH_BEGIN:
                 self._graph_begin(event)
             elif kind == Kind.GRAPH_END:
                 self._graph_end(event, done)

@@ -11,14 +11,15 @@ from .latency import Histogram, LatencyStore, merged
 from .records import HIT_STATS, LOST_STATS, stat_name
 from .requests import TokenCounts
 from .snapshot import (
-    CallEntry,
-    ContextEntry,
+    Call,
+    ContextTokens,
     Counters,
+    Graph,
     GraphCount,
-    GraphEntry,
-    Latency,
+    Histograms,
+    Latencies,
     Lost,
-    OpEntry,
+    Op,
     Overhead,
     Requests,
     Snapshot,
@@ -54,17 +55,15 @@ class Reporter:
         first = merged([retired.first_token, *(c.tracker.first_token for c in counted)])
         inter = merged([retired.inter_token, *(c.tracker.inter_token for c in counted)])
         known = session.steps > 0 or session.target.has_calls or session.target.has_graphs
-        calls = _calls(session)
-        ops = _ops(session)
         lost = self._losses(session, named)
         return Snapshot(
             target=session.target.target,
             window_seconds=max(now_ns - session.start_ns, 0) / 1e9,
             tokens=_tokens(counts) if known else Tokens(None, None, None),
-            calls=calls,
-            latency_seconds=Latency(first.summary(), inter.summary()),
+            calls=_calls(session),
+            latency_seconds=Latencies(first.summary(), inter.summary()),
             graphs=_graphs(session),
-            ops=ops,
+            ops=_ops(session),
             overhead=_overhead(named),
             lost=Lost(sum(lost.values()), lost),
             notes=_notes(session, counts, inter, named, known),
@@ -72,7 +71,9 @@ class Reporter:
             if known
             else Requests(None, None),
             contexts=tuple(_context(c) for c in session.contexts.all()),
-            counters=self._counters(session, counts, first, inter, calls, ops, lost, named),
+            unreturned=session.calls.unreturned,
+            histograms=self._histograms(first, inter),
+            counters=self._counters(session, counts, named),
         )
 
     def _losses(self, session: Session, named: Mapping[str, float]) -> dict[str, int]:
@@ -86,39 +87,31 @@ class Reporter:
             self._lost[kind] = max(self._lost.get(kind, 0), value)
         return dict(sorted(self._lost.items()))
 
+    def _histograms(self, first: LatencyStore, inter: LatencyStore) -> Histograms:
+        self._first = _never_less(first.histogram(), self._first)
+        self._inter = _never_less(inter.histogram(), self._inter)
+        return Histograms(self._first, self._inter)
+
     def _counters(
-        self,
-        session: Session,
-        counts: TokenCounts,
-        first: LatencyStore,
-        inter: LatencyStore,
-        calls: tuple[CallEntry, ...],
-        ops: tuple[OpEntry, ...],
-        lost: Mapping[str, int],
-        named: Mapping[str, float],
+        self, session: Session, counts: TokenCounts, named: Mapping[str, float]
     ) -> Counters:
         self._prompt = max(self._prompt, counts.prefill + counts.encode)
         self._generated = max(self._generated, counts.rows)
         self._verified = max(self._verified, counts.verify)
-        self._first = _never_less(first.histogram(), self._first)
-        self._inter = _never_less(inter.histogram(), self._inter)
         totals = session.work.graphs
         return Counters(
             prompt_tokens=self._prompt,
             generation_tokens=self._generated,
             verify_tokens=self._verified,
-            calls=calls,
             graphs=tuple(
-                GraphCount(phase.value, backend, item.count, totals.sampled[phase, backend], item.ns / 1e9)
+                GraphCount(
+                    phase.value, backend, item.count, totals.sampled[phase, backend], item.ns / 1e9
+                )
                 for (phase, backend), item in sorted(totals.whole.items())
             ),
-            ops=ops,
-            time_to_first_token=self._first,
-            inter_token=self._inter,
             hits={
                 level: int(named[stat]) for stat, level in HIT_STATS.items() if stat in named
             },
-            lost=lost,
         )
 
 
@@ -152,9 +145,9 @@ def _tokens(counts: TokenCounts) -> Tokens:
     )
 
 
-def _context(context: Context) -> ContextEntry:
+def _context(context: Context) -> ContextTokens:
     counts = context.tracker.counts
-    return ContextEntry(
+    return ContextTokens(
         context.number,
         context.role,
         context.tracker.calls,
@@ -163,27 +156,24 @@ def _context(context: Context) -> ContextEntry:
     )
 
 
-def _calls(session: Session) -> tuple[CallEntry, ...]:
-    totals = session.calls.totals
-    # A status of None sorts last.
-    keys = sorted(totals, key=lambda k: (k[0], k[1] is None, k[1] or 0))
+def _calls(session: Session) -> tuple[Call, ...]:
     return tuple(
-        CallEntry(phase.value, status, totals[phase, status].count, totals[phase, status].ns / 1e9)
-        for phase, status in keys
+        Call(phase.value, status, total.count, total.ns / 1e9)
+        for (phase, status), total in sorted(session.calls.totals.items())
     )
 
 
-def _graphs(session: Session) -> tuple[GraphEntry, ...]:
+def _graphs(session: Session) -> tuple[Graph, ...]:
     totals = session.work.graphs.totals
     keys = sorted(totals, key=lambda k: -totals[k].ns)
     return tuple(_graph(*key, totals[key]) for key in keys if totals[key].count)
 
 
-def _graph(hash: int | None, phase: str, backend: str, total: GraphTotal) -> GraphEntry:
+def _graph(hash: int | None, phase: str, backend: str, total: GraphTotal) -> Graph:
     skipped = None
     if total.nodes is not None and total.executed is not None:
         skipped = total.nodes - total.executed - (total.fused or 0) - (total.uncovered or 0)
-    return GraphEntry(
+    return Graph(
         id=f"{hash:016x}" if hash else None,
         topology=total.topology,
         phase=str(phase),
@@ -209,11 +199,11 @@ def _graph(hash: int | None, phase: str, backend: str, total: GraphTotal) -> Gra
     )
 
 
-def _ops(session: Session) -> tuple[OpEntry, ...]:
+def _ops(session: Session) -> tuple[Op, ...]:
     totals = session.work.ops.totals
     keys = sorted(totals, key=lambda k: -totals[k].ns)
     return tuple(
-        OpEntry(
+        Op(
             op=key.op,
             dtype=key.dtype,
             role=key.role,

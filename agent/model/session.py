@@ -21,7 +21,7 @@ from .plans import PlanCache
 from .records import Flag, Level, Records
 from .report import Reporter
 from .snapshot import Snapshot, TargetFacts
-from .tokens import GraphTokens, Phase
+from .tokens import MAX_TOKENS, GraphTokens, Phase
 from .totals import CallTotals, NodeSums
 
 #: An undecided first call this old was the engine's warm-up: a prompt would have gone on.
@@ -211,7 +211,7 @@ class Session:
                 if run.level == Level.CPU:
                     work[run.seq] = self._execution(run)
                 self._chunks.drop(run.seq)
-        if call.batch_tokens > 0 and not any(t.tokens or t.k_shift for t in tokens):
+        if 0 < call.batch_tokens <= MAX_TOKENS and not any(t.tokens or t.k_shift for t in tokens):
             # Only the call itself says how many tokens it was.
             tokens.append(GraphTokens(call.batch_tokens, None, None, encoder=call.encode))
         return _Closed(call, tokens, work)

@@ -16,6 +16,9 @@ from .latency import Histogram, Summary
 
 SCHEMA = 1
 
+#: Status of calls whose real one is beyond the bounded number that is told apart.
+OTHER_STATUS = -(1 << 31)
+
 
 @dataclass(frozen=True, slots=True)
 class Library:
@@ -102,7 +105,7 @@ class Requests:
 
 
 @dataclass(frozen=True, slots=True)
-class ContextEntry:
+class ContextTokens:
     """One context of the engine. ``role``: target, draft, or None when only one kind is seen."""
 
     context: int
@@ -113,17 +116,17 @@ class ContextEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class CallEntry:
-    """``status`` None: the call never returned."""
+class Call:
+    """Calls that returned ``status``; :data:`OTHER_STATUS` stands for what is one too many."""
 
     phase: str
-    status: int | None
+    status: int
     count: int
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class Latency:
+class Latencies:
     """Seconds; see design D10 for the two definitions."""
 
     time_to_first_token: Summary
@@ -131,7 +134,15 @@ class Latency:
 
 
 @dataclass(frozen=True, slots=True)
-class GraphEntry:
+class Histograms:
+    """The same two as published histograms; neither ever shrinks."""
+
+    time_to_first_token: Histogram
+    inter_token: Histogram
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
     """``seconds`` = ``setup_seconds`` + kernels + ``untimed_seconds`` when all are sampled.
 
     ``split``: a part of another graph. ``timing``: wall, or enqueue for a backend that
@@ -163,7 +174,7 @@ class GraphEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class OpEntry:
+class Op:
     """``seconds`` on the critical path; ``untimed`` kernels ran besides the ``calls``."""
 
     op: str
@@ -215,48 +226,52 @@ class GraphCount:
 class Counters:
     """Figures for monitoring: each only grows from one snapshot to the next.
 
-    ``calls``, ``graphs``, ``ops`` have one entry per label set. ``ops`` is the snapshot's
-    own list. ``hits`` by level, ``lost`` by kind.
+    ``prompt_tokens`` are those of prefill and encode runs. ``graphs`` counts each outermost
+    graph once, whatever it was split into. ``hits`` by level; calls, ops, lost records and
+    histograms of the snapshot itself never shrink either.
     """
 
     prompt_tokens: int
     generation_tokens: int
     verify_tokens: int
-    calls: tuple[CallEntry, ...]
     graphs: tuple[GraphCount, ...]
-    ops: tuple[OpEntry, ...]
-    time_to_first_token: Histogram
-    inter_token: Histogram
     hits: Mapping[str, int]
-    lost: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything seen in the window so far."""
+    """Everything seen in the window so far.
+
+    ``unreturned``: calls that were left by a longjmp or by the end of their thread. What
+    follows it is for monitoring and is no part of the JSON.
+    """
 
     target: Target
     window_seconds: float
     tokens: Tokens
-    calls: tuple[CallEntry, ...]
-    latency_seconds: Latency
-    graphs: tuple[GraphEntry, ...]
-    ops: tuple[OpEntry, ...]
+    calls: tuple[Call, ...]
+    latency_seconds: Latencies
+    graphs: tuple[Graph, ...]
+    ops: tuple[Op, ...]
     overhead: Overhead
     lost: Lost
     notes: tuple[str, ...]
-    requests: Requests
-    contexts: tuple[ContextEntry, ...]
-    counters: Counters
+    requests: Requests = Requests(None, None)
+    contexts: tuple[ContextTokens, ...] = ()
+    unreturned: int = 0
+    histograms: Histograms | None = None
+    counters: Counters | None = None
     schema: int = SCHEMA
 
     def to_json_dict(self) -> dict[str, Any]:
         """The object of the contract, ready for ``json.dumps``."""
         order = (
             "schema", "target", "window_seconds", "tokens", "calls", "latency_seconds",
-            "graphs", "ops", "overhead", "lost", "notes", "requests", "contexts",
+            "graphs", "ops", "overhead", "lost", "notes", "requests", "contexts", "unreturned",
         )  # fmt: skip
         return {name: _plain(getattr(self, name)) for name in order}
+
+    to_json = to_json_dict
 
 
 def _plain(value: Any) -> Any:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from .graph import Graph
 from .opwork import Execution, Measured, measure
 from .plans import OpKey, Plan
+from .snapshot import OTHER_STATUS
 from .tokens import Phase
 
 #: Label sets kept apart; what comes after is added to "other".
@@ -230,19 +231,23 @@ class OpTotals:
 
 
 class CallTotals:
-    """Calls by (phase, status)."""
+    """Calls that returned by (phase, status), and how many never did."""
 
     def __init__(self) -> None:
-        self.totals: dict[tuple[Phase, int | None], CountTime] = {}
+        self.totals: dict[tuple[Phase, int], CountTime] = {}
+        self.unreturned = 0
         self._statuses: set[int] = {0}
 
     def add(self, phase: Phase, status: int | None, ns: int) -> None:
-        """One call. Status None: it never returned, or there are too many to tell apart."""
-        if status is not None and status not in self._statuses:
+        """One call; status None: it never returned."""
+        if status is None:
+            self.unreturned += 1
+            return
+        if status not in self._statuses:
             if len(self._statuses) < MAX_STATUSES:
                 self._statuses.add(status)
             else:
-                status = None
+                status = OTHER_STATUS
         total = self.totals.setdefault((phase, status), CountTime())
         total.count += 1
         total.ns += ns
