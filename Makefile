@@ -12,6 +12,8 @@ PYTHON := $(VENV)/bin/python
 ROOMS := agent probes exporters
 # gcc and libc6-dev: the tests' small C programs; clang, llvm and libbpf-dev: the BPF objects.
 PACKAGES := gcc libc6-dev binutils clang llvm libbpf1 libbpf-dev python3 python3-venv
+# What only tests need: files for arm64, which are read and never run, and mini-debuginfo.
+TEST_PACKAGES := gcc-aarch64-linux-gnu libc6-dev-arm64-cross xz-utils
 
 .PHONY: help setup packages tree objects run test lint clean build
 
@@ -23,6 +25,7 @@ setup: packages $(VENV)/ready tree objects ## Install what is missing: system pa
 run: setup ## Profile a stock llama.cpp server with a real model, and clean up
 	@$(PYTHON) -m tests.engines.demo
 
+test: PACKAGES += $(TEST_PACKAGES)
 test: setup lint ## Run every check and test, real eBPF included (as root)
 	@$(PYTHON) -m pytest
 
