@@ -66,12 +66,13 @@ def inspect_target(
     MachineError (not permitted). ``timeout`` in seconds bounds each of at most four children.
     ``child``: one from :func:`start_child`, to save its start-up time; it is used up.
     """
-    process = target if isinstance(target, Process) else open_process(target)
-    child = child or start_child()
     try:
+        process = target if isinstance(target, Process) else open_process(target)
+        child = child or start_child()
         return _look(process, child, catalogue, timeout)
     finally:
-        child.close()
+        if child is not None:
+            child.close()
 
 
 def _look(process: Process, child: Child, catalogue: Catalogue | None, timeout: float) -> TargetInfo:
@@ -115,7 +116,7 @@ def start_child() -> Child:
 
 def _open(file: MappedFile) -> int:
     if not file.open_path:
-        raise OSError(0, "no path leads to the very file that is mapped")
+        raise OSError(0, "no path leads to the very file that is mapped (CAP_CHECKPOINT_RESTORE opens it)")
     fd = os.open(file.open_path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     # The mapping may have been replaced since it was listed.
     if os.fstat(fd).st_ino != file.inode:

@@ -240,17 +240,25 @@ def executable_files(pid: int) -> list[MappedFile]:
 def find_open_path(pid: int, mapping: Mapping) -> str:
     """A path that opens the very file of ``mapping``, or an empty string.
 
-    The kernel's own link to the mapped file is trusted when its inode agrees (some file
-    systems show another device number in maps than in stat); by name, device and inode
-    must both agree.
+    The kernel's own links (to the mapped file, to the program) are trusted when the inode
+    agrees: some file systems (overlays, btrfs) show another device number in maps than in
+    stat. By name, device and inode must both agree.
     """
     by_mapping = f"/proc/{pid}/map_files/{mapping.start:x}-{mapping.end:x}"
     if (found := _identity(by_mapping)) and found[1] == mapping.inode:
         return by_mapping
-    for path in (f"/proc/{pid}/exe", f"/proc/{pid}/root{mapping.path}"):
-        if _identity(path) == mapping.file_id:
-            return path
-    return ""
+    exe = f"/proc/{pid}/exe"
+    if (found := _identity(exe)) and found[1] == mapping.inode and _link(exe) == mapping.path:
+        return exe
+    by_name = f"/proc/{pid}/root{mapping.path}"
+    return by_name if _identity(by_name) == mapping.file_id else ""
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path).removesuffix(_DELETED)
+    except OSError:
+        return ""
 
 
 def _identity(path: str) -> FileId | None:

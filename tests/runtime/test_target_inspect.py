@@ -263,6 +263,66 @@ def test_another_mount_namespace(tmp_path: Path) -> None:
         assert hits(info.files[0], stub) == 10
 
 
+def test_overlay_of_two_file_systems(tmp_path: Path) -> None:
+    """C04: containers: maps and stat show different devices for one file of an overlay."""
+    lower, merged = tmp_path / "lower", tmp_path / "merged"
+    lower.mkdir()
+    merged.mkdir()
+    copy(program(*EVERYTHING), lower / "llm")
+    script = (
+        f"mount -t tmpfs t /mnt && mkdir /mnt/u /mnt/w && "
+        f"mount -t overlay o -o lowerdir={lower},upperdir=/mnt/u,workdir=/mnt/w {merged} || exit; "
+        f"exec {merged}/llm"
+    )
+    try:
+        stub = Stub(["unshare", "-m", "sh", "-c", script])
+    except AssertionError:
+        pytest.skip("this kernel mounts no overlay")
+    with stub, inspect_target(stub.pid) as info:
+        dev = os.stat(info.files[0].open_path).st_dev
+        assert info.files[0].file_id[0] != f"{os.major(dev):02x}:{os.minor(dev):02x}", "nothing special here"
+        assert events(info) == ALL_EVENTS and hits(info.files[0], stub) == 10
+
+
+BY_NAME = """
+import sys
+from profinferd.agent.target.process import executable_files
+for file in executable_files(int(sys.argv[1])):
+    print(file.open_path, file.path)
+"""
+
+
+def test_without_the_right_to_map_files(tmp_path: Path) -> None:
+    """C04: without CAP_CHECKPOINT_RESTORE the same files by name; a replaced one is refused, not confused."""
+    lib, other = tmp_path / "libcpu.so", tmp_path / "libother.so"
+    for path in (lib, other):
+        copy(library("-DCPU", "-DDISPATCH", name="libone.so"), path)
+    exe = copy(program("-ldl"), tmp_path / "server")
+    with Stub(exe) as stub:
+        stub.load(lib)
+        stub.load(other)
+        exe.unlink()
+        other.unlink()
+        copy(library("-DCALLS", name="libother.so"), other)
+        dropped = "-checkpoint_restore,-sys_admin"
+        command = [
+            "setpriv",
+            f"--bounding-set={dropped}",
+            f"--inh-caps={dropped}",
+            sys.executable,
+            "-c",
+            BY_NAME,
+        ]
+        # The reader may look at a process with more capabilities than its own: it keeps CAP_SYS_PTRACE.
+        command = [*setpriv, sys.executable, "-c", BY_NAME, str(stub.pid)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        rows = [line.partition(" ") for line in done.stdout.splitlines()]
+        found = {path: open_path for open_path, _, path in rows}
+        assert found[str(lib)] == f"/proc/{stub.pid}/root{lib}", done.stderr
+        assert found[str(exe)] == f"/proc/{stub.pid}/exe"
+        assert found[str(other)] == ""
+
+
 def test_deleted_and_replaced_files(tmp_path: Path) -> None:
     """C04: the program was deleted, its library replaced by another build, after they were mapped."""
     exe = copy(program(*EVERYTHING), tmp_path / "server")
