@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The picture of the README, from what ``attach`` really printed.
 
-COLUMNS=120 script -qec "profinferd attach -q -p PID -d 10" /dev/null | python docs/picture.py >docs/attach.svg
+COLUMNS=120 script -qec "profinferd attach -q -p PID -d 10" /dev/null |
+    python docs/picture.py >docs/attach.svg
 """
 
 from __future__ import annotations

@@ -29,8 +29,9 @@ from .text import clean, finite
 MAX_SAMPLES = 2500
 MAX_SMALL = 48
 """Label sets of a family that has few by nature (calls, graphs, lost, hits), with "other"."""
-MAP_FULL = "map_full"
-"""The kind of loss that ``map_update_failures_total`` counts too."""
+MAP_FULL, RECURSION = "map_full", "recursion_misses"
+"""Kinds of loss that have counters of their own: ``map_update_failures_total`` and
+``recursion_misses_total``."""
 _RESERVE = 64
 """Samples kept free for "other" rows of ops, one per phase and family."""
 
@@ -147,7 +148,9 @@ class SnapshotCollector(Collector):
                 calls.add((target, call.phase, status), (call.count, call.seconds))
             for kind, count in snapshot.lost.by_kind.items():
                 lost.add((target, _label(kind)), (count,))
-            failures.add((target,), (snapshot.lost.by_kind.get(MAP_FULL, 0),))
+            # Not every kernel counts what its recursion guard skipped: then that is absent.
+            kinds = snapshot.lost.by_kind
+            failures.add((target,), (kinds.get(MAP_FULL, 0), kinds.get(RECURSION)))
             layout = snapshot.target.layout
             about = (snapshot.target.model, snapshot.target.engine, layout.name if layout else None)
             program = clean(os.path.basename(snapshot.target.exe or ""), 60)
@@ -163,7 +166,7 @@ class SnapshotCollector(Collector):
         yield from _families(["calls_total", "call_seconds_total"], calls)
         yield from _families(["graphs_total", "graphs_sampled_total", "graph_seconds_total"], graphs)
         yield from _families(["lost_records_total"], lost)
-        yield from _families(["map_update_failures_total"], failures)
+        yield from _families(["map_update_failures_total", "recursion_misses_total"], failures)
         yield from _families(["probe_hits_total"], hits)
         yield from _families(["probe_state"], probes)
         yield from _families(["target_info"], info)

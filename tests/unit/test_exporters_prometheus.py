@@ -130,6 +130,16 @@ def test_absent_is_not_zero() -> None:
     }
 
 
+def test_what_the_kernel_skipped() -> None:
+    """C21, C66: a full map and the recursion guard have counters of their own."""
+    one = snapshots.busy()
+    assert Scraper(one).values("recursion_misses_total") == {}
+    lost = dataclasses.replace(one.lost, total=5, by_kind={"map_full": 2, "recursion_misses": 3})
+    scrape = Scraper(dataclasses.replace(one, lost=lost))
+    assert scrape.values("map_update_failures_total") == {(TARGET,): 2}
+    assert scrape.values("recursion_misses_total") == {(TARGET,): 3}
+
+
 def test_state_of_the_probes_says_why() -> None:
     """0 with a reason, never a bare 0."""
     one = snapshots.busy()
