@@ -48,6 +48,14 @@ def ask(server: MetricsServer, method: str, path: str, accept: str = "x") -> tup
     return status, body
 
 
+def threads_fall_to(count: int) -> bool:
+    """Whether no more than ``count`` threads are left soon; a busy machine may need a moment."""
+    until = time.monotonic() + 5
+    while threading.active_count() > count and time.monotonic() < until:
+        time.sleep(0.05)
+    return threading.active_count() <= count
+
+
 def raw(server: MetricsServer, data: bytes) -> bytes:
     """What comes back for ``data``."""
     with socket.create_connection(server.socket.getsockname()[:2], timeout=10) as sock:
@@ -111,7 +119,7 @@ def test_half_open_connections_are_bounded(server: MetricsServer, monkeypatch: p
                 continue
         assert threading.active_count() - before <= MAX_CONNECTIONS
         time.sleep(0.1)
-    assert threading.active_count() == before
+    assert threads_fall_to(before)
     for sock in sockets:
         sock.close()
     assert ask(server, "GET", "/metrics")[0] == 200
@@ -127,8 +135,7 @@ def test_a_reader_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
         sock.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
         time.sleep(0.2)
         assert threading.active_count() == before + 1
-        time.sleep(0.8)
-        assert threading.active_count() == before
+        assert threads_fall_to(before)
     server.close()
 
 
