@@ -198,8 +198,6 @@ class Attachment:
 
     def _drain(self) -> None:
         drained = self._programs.drain()
-        if len(drained.events):
-            self.seen_anything = True
         if self._session is None:
             self._settle(drained)
         else:
@@ -226,6 +224,8 @@ class Attachment:
             self._feed(self._session, one)
 
     def _feed(self, session: Session, drained: Drained) -> None:
+        # Not before a layout was chosen: what cannot be read was not seen.
+        self.seen_anything |= len(drained.events) > 0
         session.feed(drained.events, drained.ops, drained.nodes, drained.ints, now_ns=time.monotonic_ns())
         for tgid, hash_ in session.take_confirmed():
             self._programs.confirm(tgid, hash_)
@@ -249,7 +249,9 @@ class Attachment:
         if self._final is not None:
             return self._final
         session = self._session or self._new_session(None)
-        return session.snapshot(time.monotonic_ns(), self._programs.stats())
+        stats = self._programs.stats()
+        stats["recursion_misses"] = sum(self._programs.recursion_misses().values())
+        return session.snapshot(time.monotonic_ns(), stats)
 
     def _new_session(self, layout: Layout | None) -> Session:
         tables = self.info.tables

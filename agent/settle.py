@@ -31,7 +31,8 @@ class LayoutSettler:
     def __init__(self, candidates: Sequence[Layout], tables: Tables | None) -> None:
         if not candidates:
             raise TargetError(
-                "no known layout of ggml's structures applies to this build", "report its build-id to the project"
+                "no known layout of ggml's structures applies to this build",
+                "report its build-id to the project",
             )
         self._candidates = tuple(candidates)
         self._tables = tables
