@@ -305,14 +305,7 @@ def test_without_the_right_to_map_files(tmp_path: Path) -> None:
         other.unlink()
         copy(library("-DCALLS", name="libother.so"), other)
         dropped = "-checkpoint_restore,-sys_admin"
-        command = [
-            "setpriv",
-            f"--bounding-set={dropped}",
-            f"--inh-caps={dropped}",
-            sys.executable,
-            "-c",
-            BY_NAME,
-        ]
+        setpriv = ["setpriv", f"--bounding-set={dropped}", f"--inh-caps={dropped}"]
         # The reader may look at a process with more capabilities than its own: it keeps CAP_SYS_PTRACE.
         command = [*setpriv, sys.executable, "-c", BY_NAME, str(stub.pid)]
         done = subprocess.run(command, capture_output=True, text=True)
