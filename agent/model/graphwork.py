@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from .calls import GraphRun
 from .losses import Losses
 from .opwork import Execution
-from .plans import Plan, PlanCache
+from .plancache import PlanCache
+from .plans import Plan
 from .records import Flag, Level
 from .tokens import Phase
 from .totals import CPU, GraphTotal, GraphTotals, OpTotals
@@ -146,7 +147,7 @@ class GraphWork:
         if entry.nodes is None:
             plan = self._plans.get(run.tgid, run.hash)
             if plan is not None:
-                entry.describe(plan.graph)
+                entry.describe(plan.facts)
             else:
                 entry.nodes = run.n_nodes or None
         return entry
@@ -183,7 +184,7 @@ class GraphWork:
         if not execution.partial:
             entry.cover(seen)
         if entry.topology is None:
-            entry.describe(plan.graph)
+            entry.describe(plan.facts)
 
     def _resolve(self, tgid: int, hash: int) -> None:
         plan = self._plans.get(tgid, hash)

@@ -10,9 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .calls import Call, GraphRun
-from .graph import Graph
-from .plans import group_by_seq
-from .records import CHUNK_INTS, INLINE_INTS, Chunk, Flag, Records
+from .plans import GraphFacts
+from .records import CHUNK_INTS, INLINE_INTS, Chunk, Flag, Records, group_by_seq
 from .tokens import MAX_TOKENS, GraphTokens, assemble, image_run, row_mask, split_runs
 
 _MAX_HELD = 8192
@@ -59,7 +58,7 @@ class ChunkStore:
 
 
 def read_tokens(
-    root: GraphRun, graph: Graph | None, chunks: ChunkStore, call: Call
+    root: GraphRun, graph: GraphFacts | None, chunks: ChunkStore, call: Call
 ) -> GraphTokens:
     """Tokens, rows and runs of one outermost graph; None in it for what nothing tells."""
     if graph is not None and graph.is_k_shift:
@@ -88,7 +87,7 @@ def read_tokens(
     return GraphTokens(tokens, rows, runs, False, encoder)
 
 
-def _count_tokens(root: GraphRun, graph: Graph | None, call: Call) -> int:
+def _count_tokens(root: GraphRun, graph: GraphFacts | None, call: Call) -> int:
     if graph is not None and graph.n_tokens is not None:
         return graph.n_tokens
     if root.n_pos % _MROPE_PARTS == 0 and 0 < call.batch_tokens < root.n_pos:
@@ -97,7 +96,7 @@ def _count_tokens(root: GraphRun, graph: Graph | None, call: Call) -> int:
 
 
 def _count_rows(
-    root: GraphRun, graph: Graph | None, tokens: int, encoder: bool
+    root: GraphRun, graph: GraphFacts | None, tokens: int, encoder: bool
 ) -> tuple[int | None, bool]:
     """(output rows, whether every token has one although no row ids say so)."""
     if encoder:

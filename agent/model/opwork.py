@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .plans import Plan, group_by_seq
-from .records import OP_FUSED, OP_NODE_MASK, Records
+from .plans import Plan
+from .records import OP_FUSED, OP_NODE_MASK, Records, group_by_seq
 
 #: Op records kept for executions that have not ended yet.
 MAX_HELD = 1 << 19

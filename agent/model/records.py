@@ -9,6 +9,7 @@ header, so that neither can drift alone.
 from __future__ import annotations
 
 import enum
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -104,3 +105,14 @@ def columns(records: Records, fields: tuple[str, ...]) -> list[list[Any]]:
     Plain ints do not wrap around in later arithmetic, which u64 scalars of numpy would.
     """
     return [records[field].tolist() for field in fields]
+
+
+def group_by_seq(records: Records) -> list[tuple[int, Records]]:
+    """(seq, records of it in arrival order): slices of ``records`` where it is in order."""
+    seq = records["seq"]
+    if len(records) > 1 and bool((seq[1:] < seq[:-1]).any()):
+        records = records[np.argsort(seq, kind="stable")]
+        seq = records["seq"]
+    cuts = np.flatnonzero(seq[1:] != seq[:-1]) + 1
+    edges = [0, *cuts.tolist(), len(records)]
+    return [(int(seq[low]), records[low:high]) for low, high in pairwise(edges) if low < high]

@@ -17,7 +17,7 @@ from .graphwork import GraphWork, Mark
 from .intake import ChunkStore, read_tokens
 from .losses import Losses
 from .opwork import Execution, HitBuffer
-from .plans import PlanCache
+from .plancache import PlanCache, Tables
 from .records import Flag, Level, Records
 from .report import Reporter
 from .snapshot import Snapshot, TargetFacts
@@ -44,8 +44,8 @@ class Session:
     """Sums over one target.
 
     ``ops``, ``types``, ``unary``, ``glu``: names from the engine's own tables. ``start_ns``:
-    when the probes were armed, on the records' clock. ``max_graphs``: graphs remembered with
-    their nodes; sums of others are kept by op only.
+    when the probes were armed, on the records' clock. Of graphs, the sums per node of the last
+    ``max_plans`` are kept, and the nodes themselves of ``max_graphs``; totals of all.
     """
 
     def __init__(
@@ -57,12 +57,13 @@ class Session:
         *,
         unary: Sequence[str] = (),
         glu: Sequence[str] = (),
-        max_graphs: int = 64,
+        max_graphs: int = 8,
+        max_plans: int = 128,
     ) -> None:
         self.target = target
         self.start_ns = start_ns
         self.losses = Losses()
-        self.plans = PlanCache(ops, types, unary, glu, max_graphs)
+        self.plans = PlanCache(Tables(ops, types, unary, glu), plans=max_plans, graphs=max_graphs)
         self.work = GraphWork(self.plans, self.losses, target.backends)
         self.calls = CallTotals()
         self.contexts = Contexts()
@@ -126,7 +127,7 @@ class Session:
 
     def graphs(self) -> list[tuple[int, Graph]]:
         """(tgid, graph) of the graphs that are remembered, for exporters that draw them."""
-        return [(tgid, plan.graph) for tgid, plan in self.plans.plans()]
+        return [(tgid, plan.graph) for tgid, plan in self.plans.plans() if plan.graph is not None]
 
     def node_sums(self, tgid: int, hash: int) -> dict[Phase, NodeSums]:
         """Kernels and ns per slot of one remembered graph: node i, or n + i if fused."""
@@ -167,8 +168,8 @@ class Session:
         root = call.graphs[0]
         plan = self.plans.get(root.tgid, root.hash)
         if root.level == Level.SCHED:
-            return plan is None or not plan.graph.takes_embeddings
-        return plan is not None and plan.graph.has_output and not plan.graph.unresolved
+            return plan is None or not plan.facts.takes_embeddings
+        return plan is not None and plan.facts.has_output and not plan.facts.unresolved
 
     def _decide(self, context: Context, following: list[GraphTokens] | None = None) -> None:
         """Settle the call that may have been a warm-up, now that what follows is known."""
@@ -205,7 +206,7 @@ class Session:
         work: dict[int, Execution] = {}
         for root in call.graphs:
             plan = self.plans.get(root.tgid, root.hash)
-            tokens.append(read_tokens(root, plan.graph if plan else None, self._chunks, call))
+            tokens.append(read_tokens(root, plan.facts if plan else None, self._chunks, call))
             self.losses.add("positions", tokens[-1].lost)
             for run in (root, *root.inner):
                 if run.level == Level.CPU:

@@ -9,11 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
-from .graph import Graph
 from .opwork import Execution, Measured, measure
-from .plans import OpKey, Plan
+from .plans import GraphFacts, Ints, OpKey, Plan
 from .snapshot import OTHER_STATUS
 from .tokens import Phase
 
@@ -70,7 +68,7 @@ class GraphTotal:
     rows: int | None = None
     kv_length: int | None = None
 
-    def describe(self, graph: Graph) -> None:
+    def describe(self, graph: GraphFacts) -> None:
         """Remember what the graph is; the plan may be forgotten before the sums are."""
         self.nodes, self.topology = graph.n_nodes, graph.topology
         self.tokens, self.kv_length = graph.n_tokens, graph.kv_length
@@ -100,26 +98,29 @@ class Routed:
 
 
 @dataclass(slots=True)
+class Recent:
+    """What the nodes of one plan have collected since they were last folded."""
+
+    calls: Ints
+    ns: Ints
+    untimed: dict[int, int] = field(default_factory=dict)
+    routed: dict[int, Routed] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class NodeSums:
     """Per slot of a plan (see :class:`Plan`): timed kernels and their ns, in one phase.
 
-    ``recent`` of each is what has not been folded into the op totals yet.
+    ``recent`` is not in them yet, and exists only while there is something in it.
     """
 
-    calls: npt.NDArray[np.int64]
-    ns: npt.NDArray[np.int64]
-    recent_calls: npt.NDArray[np.int64]
-    recent_ns: npt.NDArray[np.int64]
-    untimed: dict[int, int] = field(default_factory=dict)
-    routed: dict[int, Routed] = field(default_factory=dict)
-    dirty: bool = False
+    calls: Ints
+    ns: Ints
+    recent: Recent | None = None
 
-    @classmethod
-    def of(cls, plan: Plan) -> NodeSums:
-        """Zeros for every slot of the plan."""
-        size = 2 * plan.n
-        zeros = [np.zeros(size, dtype=np.int64) for _ in range(4)]
-        return cls(zeros[0], zeros[1], zeros[2], zeros[3])
+
+def _zeros(size: int) -> Ints:
+    return np.zeros(size, dtype=np.int64)
 
 
 class OpTotals:
@@ -135,63 +136,68 @@ class OpTotals:
         key = (execution.tgid, execution.hash, phase)
         sums = self._sums.get(key)
         if sums is None:
-            sums = self._sums[key] = NodeSums.of(plan)
-        sums.dirty = True
+            sums = self._sums[key] = NodeSums(_zeros(2 * plan.n), _zeros(2 * plan.n))
+        recent = sums.recent
+        if recent is None:
+            recent = sums.recent = Recent(_zeros(2 * plan.n), _zeros(2 * plan.n))
         # Nodes of one execution are distinct, so plain indexing adds each of them.
-        sums.recent_calls[seen.slots] += 1
-        sums.recent_ns[seen.slots] += seen.ns
+        recent.calls[seen.slots] += 1
+        recent.ns[seen.slots] += seen.ns
         for slot in seen.untimed.tolist():
-            sums.untimed[slot] = sums.untimed.get(slot, 0) + 1
+            recent.untimed[slot] = recent.untimed.get(slot, 0) + 1
         if plan.by_experts and execution.experts:
-            self._routed(plan, sums, execution, seen)
+            self._routed(plan, recent, execution, seen)
         return seen
 
     @staticmethod
-    def _routed(plan: Plan, sums: NodeSums, execution: Execution, seen: Measured) -> None:
+    def _routed(plan: Plan, recent: Recent, execution: Execution, seen: Measured) -> None:
         timed = set(seen.slots.tolist())
         for node, experts in execution.experts.items():
             if node in plan.by_experts and node in timed:
                 cost = plan.expert_bytes(node, experts)
                 if cost is not None:
-                    part = sums.routed.setdefault(node, Routed())
+                    part = recent.routed.setdefault(node, Routed())
                     part.calls += 1
                     part.bytes += cost
 
     def fold(self, plan: Plan, tgid: int) -> None:
         """Move what a plan's nodes have collected into the totals."""
         for phase in Phase:
-            sums = self._sums.get((tgid, plan.graph.hash, phase))
-            if sums is not None and sums.dirty:
-                self._fold(plan, sums, phase)
+            sums = self._sums.get((tgid, plan.facts.hash, phase))
+            if sums is not None and sums.recent is not None:
+                recent, sums.recent = sums.recent, None
+                sums.calls += recent.calls
+                sums.ns += recent.ns
+                self._fold(plan, recent, phase)
 
     def forget(self, plan: Plan, tgid: int) -> None:
         """Fold, and give up the per-node sums."""
         self.fold(plan, tgid)
         for phase in Phase:
-            self._sums.pop((tgid, plan.graph.hash, phase), None)
+            self._sums.pop((tgid, plan.facts.hash, phase), None)
 
     def nodes(self, plan: Plan, tgid: int) -> dict[Phase, NodeSums]:
         """Per-node sums of a remembered graph, folded: ``calls`` and ``ns`` are all."""
         self.fold(plan, tgid)
         found: dict[Phase, NodeSums] = {}
         for phase in Phase:
-            sums = self._sums.get((tgid, plan.graph.hash, phase))
+            sums = self._sums.get((tgid, plan.facts.hash, phase))
             if sums is not None:
                 found[phase] = sums
         return found
 
-    def _fold(self, plan: Plan, sums: NodeSums, phase: Phase) -> None:
-        slots = np.flatnonzero(sums.recent_calls)
-        calls, ns = sums.recent_calls[slots], sums.recent_ns[slots]
+    def _fold(self, plan: Plan, recent: Recent, phase: Phase) -> None:
+        slots = np.flatnonzero(recent.calls)
+        calls, ns = recent.calls[slots], recent.ns[slots]
         flops, moved = plan.price(slots)
         group = plan.group[slots]
-        sums_of = [np.zeros(len(plan.keys), dtype=np.int64) for _ in range(2)]
-        np.add.at(sums_of[0], group, calls)
-        np.add.at(sums_of[1], group, ns)
+        calls_of, ns_of = _zeros(len(plan.keys)), _zeros(len(plan.keys))
+        np.add.at(calls_of, group, calls)
+        np.add.at(ns_of, group, ns)
         for number in np.unique(group).tolist():
             total = self._total(plan.keys[number], phase)
-            total.calls += int(sums_of[0][number])
-            total.ns += int(sums_of[1][number])
+            total.calls += int(calls_of[number])
+            total.ns += int(ns_of[number])
         # Products of costs and counts can exceed 64 bits: add them up in Python.
         for slot, of, count, f, b in zip(
             slots.tolist(), group.tolist(), calls.tolist(), flops.tolist(), moved.tolist(),
@@ -202,7 +208,7 @@ class OpTotals:
                 total.flops_known = False
             else:
                 total.flops += f * count
-            part = sums.routed.get(slot)
+            part = recent.routed.get(slot)
             if part is not None:
                 total.bytes += part.bytes
                 count = max(count - part.calls, 0)
@@ -210,15 +216,8 @@ class OpTotals:
                 total.bytes += b * count
             elif count:
                 total.bytes_known = False
-        for slot, count in sums.untimed.items():
+        for slot, count in recent.untimed.items():
             self._total(plan.keys[int(plan.group[slot])], phase).untimed += count
-        sums.calls += sums.recent_calls
-        sums.ns += sums.recent_ns
-        sums.recent_calls[:] = 0
-        sums.recent_ns[:] = 0
-        sums.untimed.clear()
-        sums.routed.clear()
-        sums.dirty = False
 
     def _total(self, key: OpKey, phase: Phase) -> OpTotal:
         full = (key, CPU, phase)

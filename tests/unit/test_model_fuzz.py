@@ -78,7 +78,7 @@ def check(to: Session, now: int, before: dict[Any, float]) -> dict[Any, float]:
 
 def bounded(to: Session) -> None:
     assert to.stacks.open <= 2 * 4096 and len(to.contexts.all()) <= 64
-    assert len(to.graphs()) <= 64 and to.work.pending <= 1024
+    assert len(to.graphs()) <= 8 and len(to.plans) <= 128 and to.work.pending <= 1024
     assert len(to.plans.confirmed) <= 100_000 and len(to.plans.resend) <= 100_000
 
 
@@ -163,5 +163,5 @@ def test_endless_garbage_is_bounded() -> None:
         to.feed(events, ops, nodes, ints, START + seed)
         assert to.stacks.open <= 8192
     assert len(to._hits._by_seq) <= 8192 and to._hits.held <= 1 << 19
-    assert to._chunks._held <= 8192 and to.plans._held <= 1 << 16
+    assert to._chunks._held <= 8192 and to.plans.held <= 1 << 16
     assert to.snapshot(START + 99).lost.by_kind["unended_ops"] > 0

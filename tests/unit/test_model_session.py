@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from profinferd.agent.model import costs
+from profinferd.agent.model.session import Session
 from profinferd.agent.model.snapshot import Snapshot
 from profinferd.agent.model.tokens import Phase
 
-from .graphs import INPUT, Builder, decoder
+from .graphs import GLU, INPUT, OPS, TYPES, UNARY, Builder, decoder
 from .streams import (
     BACKEND,
     CALL_ABANDONED,
@@ -37,6 +38,7 @@ from .streams import (
     Step,
     Stream,
     decode,
+    facts,
     prompt,
     session,
 )
@@ -479,12 +481,8 @@ def test_nodes_that_could_not_be_read() -> None:
 
 def test_forgotten_graphs_keep_their_sums() -> None:
     """The cache of graphs is bounded; totals are not forgotten with it, and it is refilled."""
-    from profinferd.agent.model.session import Session
-
-    from .graphs import GLU, OPS, TYPES, UNARY
-    from .streams import facts
-
-    stream, to = Stream(), Session(OPS, TYPES, facts(), START, unary=UNARY, glu=GLU, max_graphs=2)
+    stream = Stream()
+    to = Session(OPS, TYPES, facts(), START, unary=UNARY, glu=GLU, max_graphs=1, max_plans=2)
     expected = 0
     for turn in range(2):
         for length in range(3, 8):
@@ -497,9 +495,27 @@ def test_forgotten_graphs_keep_their_sums() -> None:
                 expected += len(stream.kernels(prompt(0, length)))
                 stream.drain(to)
     seen = stream.snapshot(to)
-    assert len(to.graphs()) == 2
+    assert len(to.graphs()) == 1 and len(to.plans) == 2
     assert sum(o.calls for o in seen.ops) == expected and seen.lost.total == 0
     assert all(g.nodes and g.topology and g.tokens for g in seen.graphs)
+
+
+def test_costs_outlive_the_graph() -> None:
+    """The same figures whether graphs are kept or not, experts seen later included."""
+    one = moe(4)
+    where = next(i for i, n in enumerate(one.nodes) if n.op == "MUL_MAT_ID")
+    found = []
+    for kept in (1, 50):
+        stream = Stream()
+        to = Session(OPS, TYPES, facts(), START, unary=UNARY, glu=GLU, max_graphs=kept)
+        for turn in range(3):
+            for n in range(3, 6):
+                stream.call(prompt(100 * turn, n))
+            stream.call(Step(range(4), [3], graph=one, hash=77, experts={where: 3 + turn}))
+            stream.drain(to)
+        assert len(to.graphs()) == min(kept, 4) and len(to.plans) == 4
+        found.append(stream.snapshot(to).ops)
+    assert found[0] == found[1] and all(o.bytes is not None for o in found[0])
 
 
 def test_per_node_sums() -> None:
