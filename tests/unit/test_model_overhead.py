@@ -63,7 +63,8 @@ def test_the_interval_covers_the_truth() -> None:
             estimates.append(interval.value)
         # One case is good to 1.3 %, all together to 0.6 %.
         assert held / runs >= 0.95 - 3 * 0.013
-        assert statistics.mean(estimates) == pytest.approx(0.02, abs=0.004 if odd else 0.0025)
+        # A plain mean would be off by 0.018 where one burst in 25 takes half as long again.
+        assert statistics.mean(estimates) == pytest.approx(0.02, abs=0.006 if odd else 0.0015)
         covered += held
     assert covered / runs / len(cases) >= 0.93
 
