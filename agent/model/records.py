@@ -69,7 +69,8 @@ OP_NODE_MASK = 0x00FFFFFF
 INLINE_INTS = 8
 CHUNK_INTS = 64
 
-#: Counters of ``enum stat`` that mean something was not recorded -> kind in ``lost``.
+#: Counters of ``enum stat`` that mean something was not recorded -> kind in ``lost``; and what
+#: the kernel itself counts, which is no part of the enumeration (case C66).
 LOST_STATS = {
     "lost_events": "events",
     "lost_ops": "ops",
@@ -84,6 +85,7 @@ LOST_STATS = {
     "map_full": "map_full",
     "slot_busy": "slot_busy",
     "skipped_return": "skipped_return",
+    "recursion_misses": "recursion_misses",
 }
 #: Counters of ``enum stat`` that are probe hits -> level as in ``probe_hits_total``.
 HIT_STATS = {

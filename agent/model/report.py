@@ -79,10 +79,10 @@ class Reporter:
     def _losses(self, session: Session, named: Mapping[str, float]) -> dict[str, int]:
         kinds = dict(session.losses.kinds)
         for stat, kind in LOST_STATS.items():
-            # The probes count what the session may also have noticed: once, not twice.
-            value = max(int(named.get(stat, 0)), kinds.get(kind, 0))
-            if value > 0:
-                kinds[kind] = value
+            if stat in named:
+                # The probes count what the session may also have noticed: once, not twice.
+                # A kind that is counted and is 0 says so: a counter has to start somewhere.
+                kinds[kind] = max(int(named[stat]), kinds.get(kind, 0))
         for kind, value in kinds.items():
             self._lost[kind] = max(self._lost.get(kind, 0), value)
         return dict(sorted(self._lost.items()))

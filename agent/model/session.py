@@ -29,6 +29,10 @@ _HOLD_NS = 5_000_000_000
 _MAX_TIME = 1 << 62
 #: A process older than this when we attached has its warm-up behind it.
 _YOUNG_SECONDS = 60.0
+#: A generation under way has its next call within about one call of our attaching. By so
+#: much longer it may take: when it was seen to be under way, and when nothing is known.
+_JOIN_BUSY_NS = 500_000_000
+_JOIN_NS = 20_000_000
 
 
 @dataclass(slots=True, eq=False)
@@ -74,6 +78,7 @@ class Session:
         self._hits = HitBuffer()
         self._now = start_ns
         self._reporter = Reporter()
+        self._slack_ns = _JOIN_BUSY_NS if target.busy else _JOIN_NS
         self._young = target.age_seconds is None or target.age_seconds < _YOUNG_SECONDS
 
     def feed(
@@ -185,10 +190,10 @@ class Session:
     def _account(self, context: Context, closed: _Closed) -> None:
         call = closed.call
         begin = call.end if call.begin is None else call.begin
-        # A generation under way has its next call within about one call of our attaching.
-        near = begin - self.start_ns <= call.ns + max(call.ns // 2, 50_000_000)
+        soon = begin - self.start_ns <= call.ns + call.ns // 2 + self._slack_ns
+        joined = soon and self.target.busy is not False
         since = context.tracker.last_end_ns
-        outcome = context.tracker.call(closed.tokens, begin, call.end, joined=near)
+        outcome = context.tracker.call(closed.tokens, begin, call.end, joined=joined)
         if outcome.verified:
             self.contexts.verified(context, since, begin, outcome.verified)
         self._settle(closed, outcome.phase, Mark())

@@ -65,7 +65,9 @@ class TargetFacts:
 
     ``has_calls``, ``has_graphs``, ``has_ops``: which levels have probes. ``age_seconds``:
     how old the process was when we attached (None: unknown); in an old one, the first call
-    is no warm-up. ``backends``: names by address of the backend object, where known.
+    is no warm-up. ``busy``: whether it was computing while we attached (None: unknown); then
+    a lone token at an unknown position goes on with what we came into, and starts no request.
+    ``backends``: names by address of the backend object, where known.
     """
 
     target: Target
@@ -73,6 +75,7 @@ class TargetFacts:
     has_graphs: bool = True
     has_ops: bool = True
     age_seconds: float | None = None
+    busy: bool | None = None
     backends: Mapping[int, str] = field(default_factory=dict)
 
 

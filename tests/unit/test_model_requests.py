@@ -293,9 +293,19 @@ def test_attached_in_mid_generation() -> None:
     assert (seen.tokens.prefill, seen.tokens.decode, seen.tokens.output_rows) == (0, 4, 4)
     assert seen.requests.started == 0 and seen.latency_seconds.time_to_first_token.count == 0
     assert seen.latency_seconds.inter_token.count == 3
-    late, other = Stream(), session()
-    late.call(decode(57))
-    assert late.snapshot(other).requests.started == 1
+
+
+def test_attached_to_an_idle_target() -> None:
+    """The same first token is a cached prompt if nothing was under way, or came much later."""
+    for busy, at in ((False, START + 1000), (None, START + 10**9), (True, START + 10**10)):
+        stream, to = Stream(), session(busy=busy)
+        stream.now = at
+        stream.call(decode(57))
+        assert stream.snapshot(to).requests.started == 1
+    stream, to = Stream(), session(busy=True)
+    stream.now = START + 400_000_000
+    stream.call(decode(57))
+    assert stream.snapshot(to).requests.started == 0
 
 
 def test_keys_shifted_to_lower_positions() -> None:
