@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ..errors import MachineError
 from . import bpfsys
-from .libbpf import Map
+from .maps import Map
 
 
 class MappedArray:

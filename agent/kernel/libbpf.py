@@ -15,12 +15,12 @@ import functools
 import os
 import re
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from types import TracebackType
 
 from ..errors import MachineError
 from . import bpfsys, reasons
 from .btf import Types
+from .maps import Map
 
 _LOG_BYTES = 4 << 20  # untouched pages cost nothing: the kernel writes here only when a load fails
 _PRINT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
@@ -122,37 +122,6 @@ def _library() -> ctypes.CDLL:
 def require() -> None:
     """Raise MachineError when the system has no usable libbpf."""
     _library()
-
-
-@dataclass(frozen=True)
-class Map:
-    """A loaded map. Its descriptor belongs to the object and ends with it."""
-
-    name: str
-    fd: int
-    type: int
-    key_size: int
-    value_size: int
-    max_entries: int
-    flags: int
-
-    def lookup(self, key: bytes) -> bytes | None:
-        """The value of ``key``, or None (not for per-CPU maps)."""
-        return bpfsys.map_lookup(self.fd, key, self.value_size)
-
-    def update(self, key: bytes, value: bytes) -> None:
-        """Set ``key`` to ``value``; OSError(E2BIG): the map is full."""
-        if len(key) != self.key_size or len(value) != self.value_size:
-            raise ValueError(f"map {self.name} takes {self.key_size} and {self.value_size} bytes")
-        bpfsys.map_update(self.fd, key, value)
-
-    def delete(self, key: bytes) -> bool:
-        """Delete ``key``; False when it was not there."""
-        return bpfsys.map_delete(self.fd, key)
-
-    def keys(self) -> list[bytes]:
-        """The keys there are now, each once."""
-        return list(dict.fromkeys(bpfsys.map_keys(self.fd, self.key_size, 2 * self.max_entries + 16)))
 
 
 class Program:
