@@ -43,9 +43,7 @@ class Mark:
 class GraphWork:
     """Sums per graph and per op. ``backends`` names backend objects by address."""
 
-    def __init__(
-        self, plans: PlanCache, losses: Losses, backends: Mapping[int, str]
-    ) -> None:
+    def __init__(self, plans: PlanCache, losses: Losses, backends: Mapping[int, str]) -> None:
         self.graphs = GraphTotals()
         self.ops = OpTotals()
         #: Work of some backend had only been started when its call returned (case C08).
@@ -74,9 +72,7 @@ class GraphWork:
         elif run.flags & Flag.KNOWN and self._plans.get(run.tgid, run.hash) is None:
             self._plans.want(run.tgid, run.hash)
 
-    def add(
-        self, root: GraphRun, work: Mapping[int, Execution], phase: Phase, mark: Mark, now: int
-    ) -> None:
+    def add(self, root: GraphRun, work: Mapping[int, Execution], phase: Phase, mark: Mark, now: int) -> None:
         """One outermost graph with the splits inside it; ``work`` by seq of CPU splits."""
         cpu = [r for r in (root, *root.inner) if r.level == Level.CPU]
         # A backend that computes here runs a CPU graph inside; another only takes work.
@@ -135,9 +131,7 @@ class GraphWork:
 
     # --------------------------------------------------------------------------
 
-    def _enter(
-        self, run: GraphRun, root: GraphRun, phase: Phase, backend: str, mark: Mark
-    ) -> GraphTotal:
+    def _enter(self, run: GraphRun, root: GraphRun, phase: Phase, backend: str, mark: Mark) -> GraphTotal:
         entry = self.graphs.entry(run.hash, phase, backend)
         entry.count += 1
         entry.ns += run.ns
@@ -172,9 +166,7 @@ class GraphWork:
         self._n_pending += 1
         return True
 
-    def _measure(
-        self, plan: Plan, execution: Execution, entry: GraphTotal, phase: Phase
-    ) -> None:
+    def _measure(self, plan: Plan, execution: Execution, entry: GraphTotal, phase: Phase) -> None:
         seen = self.ops.add(plan, execution, phase)
         self._losses.add("op_records", seen.bad)
         entry.untimed_ns += seen.untimed_ns

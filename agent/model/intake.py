@@ -57,9 +57,7 @@ class ChunkStore:
         return found
 
 
-def read_tokens(
-    root: GraphRun, graph: GraphFacts | None, chunks: ChunkStore, call: Call
-) -> GraphTokens:
+def read_tokens(root: GraphRun, graph: GraphFacts | None, chunks: ChunkStore, call: Call) -> GraphTokens:
     """Tokens, rows and runs of one outermost graph; None in it for what nothing tells."""
     if graph is not None and graph.is_k_shift:
         return GraphTokens(0, 0, (), k_shift=True)
@@ -67,8 +65,7 @@ def read_tokens(
     encoder = call.encode or (
         graph is not None
         and (
-            graph.pooled is not None
-            or (not graph.has_output and not graph.writes_kv and graph.has_attention)
+            graph.pooled is not None or (not graph.has_output and not graph.writes_kv and graph.has_attention)
         )
     )
     rows, every = _count_rows(root, graph, tokens, encoder)

@@ -95,9 +95,7 @@ class LatencyStore:
     def summary(self) -> Summary:
         """Count, mean and quantiles."""
         mean = self.total_ns / self.count / 1e9 if self.count else None
-        return Summary(
-            self.count, mean, self.quantile(0.5), self.quantile(0.9), self.quantile(0.99)
-        )
+        return Summary(self.count, mean, self.quantile(0.5), self.quantile(0.9), self.quantile(0.99))
 
     def histogram(self) -> Histogram:
         """Cumulative bucket counts, exact."""

@@ -67,9 +67,7 @@ class Reporter:
             overhead=_overhead(named),
             lost=Lost(sum(lost.values()), lost),
             notes=_notes(session, counts, inter, named, known),
-            requests=Requests(counts.requests, counts.first_rows)
-            if known
-            else Requests(None, None),
+            requests=Requests(counts.requests, counts.first_rows) if known else Requests(None, None),
             contexts=tuple(_context(c) for c in session.contexts.all()),
             unreturned=session.calls.unreturned,
             histograms=self._histograms(first, inter),
@@ -92,9 +90,7 @@ class Reporter:
         self._inter = _never_less(inter.histogram(), self._inter)
         return Histograms(self._first, self._inter)
 
-    def _counters(
-        self, session: Session, counts: TokenCounts, named: Mapping[str, float]
-    ) -> Counters:
+    def _counters(self, session: Session, counts: TokenCounts, named: Mapping[str, float]) -> Counters:
         self._prompt = max(self._prompt, counts.prefill + counts.encode)
         self._generated = max(self._generated, counts.rows)
         self._verified = max(self._verified, counts.verify)
@@ -104,14 +100,10 @@ class Reporter:
             generation_tokens=self._generated,
             verify_tokens=self._verified,
             graphs=tuple(
-                GraphCount(
-                    phase.value, backend, item.count, totals.sampled[phase, backend], item.ns / 1e9
-                )
+                GraphCount(phase.value, backend, item.count, totals.sampled[phase, backend], item.ns / 1e9)
                 for (phase, backend), item in sorted(totals.whole.items())
             ),
-            hits={
-                level: int(named[stat]) for stat, level in HIT_STATS.items() if stat in named
-            },
+            hits={level: int(named[stat]) for stat, level in HIT_STATS.items() if stat in named},
         )
 
 
@@ -268,8 +260,7 @@ def _notes(
         (counts.warmup, f"tokens: {counts.warmup} of the engine's warm-up are not in the sums"),
         (
             held,
-            "tokens: the first call may be the engine's warm-up, it is counted when the next"
-            " one tells",
+            "tokens: the first call may be the engine's warm-up, it is counted when the next one tells",
         ),
         (known and not inter.count, "latency: inter_token is null, no request had two rows"),
         (
@@ -286,8 +277,7 @@ def _notes(
         (work.pending, f"ops: {work.pending} executions wait for the nodes of their graph"),
         (
             unknown,
-            "ops: flops or bytes are null where a kernel's formula or one of its sources is"
-            " not known",
+            "ops: flops or bytes are null where a kernel's formula or one of its sources is not known",
         ),
         (
             work.ops.totals,

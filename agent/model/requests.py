@@ -13,10 +13,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 
 from .latency import LatencyStore
+from .sequences import Sequence, SequenceBook
 from .tokens import GraphTokens, Phase, Run, phase_of, shape_phase
 
-#: Sequences remembered per context. More slots than that in one context is unheard of.
-MAX_SEQUENCES = 256
 _RECENT_ROWS = 64
 
 
@@ -50,25 +49,6 @@ class TokenCounts:
             setattr(self, item.name, getattr(self, item.name) + getattr(other, item.name))
 
 
-@dataclass(slots=True, eq=False)
-class _Sequence:
-    """``next`` continues it; ``produced``: its last token had a row.
-
-    ``floor``: a verification may be rolled back to here. ``slack``: calls whose positions
-    were lost may have moved it on by so much. ``started_ns`` is None for a request whose
-    begin was not seen; ``last_row_ns`` is the return that gave its newest row.
-    """
-
-    next: int
-    used: int
-    started_ns: int | None
-    produced: bool = False
-    counted: bool = False
-    floor: int | None = None
-    slack: int = 0
-    last_row_ns: int | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What one call turned out to be."""
@@ -85,7 +65,7 @@ class _Call:
     joined: bool
     kinds: list[Phase] = field(default_factory=list)
     verified: list[Run] = field(default_factory=list)
-    rows: dict[_Sequence, Phase] = field(default_factory=dict)
+    rows: dict[Sequence, Phase] = field(default_factory=dict)
     ambiguous: bool = False
 
 
@@ -102,8 +82,7 @@ class ContextTracker:
         #: (return ns, position) of the newest rows of runs of one: evidence for drafts.
         self.recent_rows: deque[tuple[int, int]] = deque(maxlen=_RECENT_ROWS)
         self.last_end_ns = 0
-        self._sequences: list[_Sequence] = []
-        self._by_next: dict[int, list[_Sequence]] = {}
+        self.sequences = SequenceBook()
         self._shifted = False
 
     # -- warm-up ---------------------------------------------------------------
@@ -137,9 +116,7 @@ class ContextTracker:
 
     # -- calls -----------------------------------------------------------------
 
-    def call(
-        self, graphs: list[GraphTokens], begin_ns: int, end_ns: int, *, joined: bool = False
-    ) -> Outcome:
+    def call(self, graphs: list[GraphTokens], begin_ns: int, end_ns: int, *, joined: bool = False) -> Outcome:
         """Account one successful call.
 
         ``joined``: this call began so soon after we attached that a lone token at an
@@ -157,17 +134,14 @@ class ContextTracker:
 
     def shape_only(self, graphs: list[GraphTokens]) -> Phase:
         """The phase of a call that failed: a guess that moves no sequence."""
-        return phase_of(
-            self._shape_kind(g) for g in graphs if not g.k_shift and g.tokens > 0
-        )
+        return phase_of(self._shape_kind(g) for g in graphs if not g.k_shift and g.tokens > 0)
 
     @staticmethod
     def _shape_kind(graph: GraphTokens) -> Phase:
         if graph.runs is None:
             return shape_phase(graph.tokens, graph.rows, graph.encoder)
         return phase_of(
-            shape_phase(run.length, run.rows, graph.encoder or run.every_row)
-            for run in graph.runs
+            shape_phase(run.length, run.rows, graph.encoder or run.every_row) for run in graph.runs
         )
 
     def _graph(self, graph: GraphTokens, call: _Call) -> None:
@@ -180,7 +154,7 @@ class ContextTracker:
             self.counts.encode_rows += graph.rows or 0
             call.kinds.append(Phase.ENCODE)
         else:
-            taken: set[_Sequence] = set()
+            taken: set[Sequence] = set()
             for run in self._separate(graph.runs):
                 self._run(run, call, taken)
 
@@ -208,7 +182,7 @@ class ContextTracker:
             counts.decode += graph.tokens
         else:
             counts.prefill += graph.tokens
-        for sequence in self._sequences:
+        for sequence in self.sequences:
             sequence.slack += graph.tokens
 
     # -- runs ------------------------------------------------------------------
@@ -224,7 +198,7 @@ class ContextTracker:
         begins = Counter(run.start for run in runs)
         waiting = Counter(
             s.next
-            for s in self._sequences
+            for s in self.sequences
             # Where a sequence goes on after a verification is not known before it does.
             if s.produced and s.floor is None and s.used == self.calls - 1
         )
@@ -245,8 +219,8 @@ class ContextTracker:
             separate.append(_every_row(start, run.start + run.length))
         return separate
 
-    def _run(self, run: Run, call: _Call, taken: set[_Sequence]) -> None:
-        sequence = self._match(run, taken)
+    def _run(self, run: Run, call: _Call, taken: set[Sequence]) -> None:
+        sequence = self.sequences.match(run, taken, shifted=self._shifted)
         if run.single:
             kind = self._single(run, sequence, call)
         elif run.every_row:
@@ -257,7 +231,7 @@ class ContextTracker:
             kind = Phase.PREFILL
             if sequence is not None and sequence.produced:
                 # A stretch of prompt after generation is the next turn in the same slot.
-                self._forget(sequence)
+                self.sequences.forget(sequence)
                 sequence = None
         if sequence is None:
             sequence = self._start(kind, run, call)
@@ -274,7 +248,7 @@ class ContextTracker:
         if run.rows:
             call.rows[sequence] = kind
 
-    def _single(self, run: Run, sequence: _Sequence | None, call: _Call) -> Phase:
+    def _single(self, run: Run, sequence: Sequence | None, call: _Call) -> Phase:
         if sequence is not None:
             return Phase.DECODE if sequence.produced else Phase.PREFILL
         return Phase.DECODE if call.joined and run.start > 0 else Phase.PREFILL
@@ -294,77 +268,21 @@ class ContextTracker:
             counts.prefill += run.length
             counts.rows += run.rows
 
-    def _start(self, kind: Phase, run: Run, call: _Call) -> _Sequence:
+    def _start(self, kind: Phase, run: Run, call: _Call) -> Sequence:
         seen_whole = kind is not Phase.DECODE and not (call.joined and run.start > 0)
-        sequence = _Sequence(run.start, self.calls, call.begin_ns if seen_whole else None)
+        sequence = Sequence(run.start, self.calls, call.begin_ns if seen_whole else None)
         if kind is Phase.PREFILL:
             self.counts.requests += 1
             sequence.counted = True
-        self._sequences.append(sequence)
-        self._by_next.setdefault(sequence.next, []).append(sequence)
-        if len(self._sequences) > MAX_SEQUENCES:
-            self._forget(min(self._sequences, key=lambda s: s.used))
+        self.sequences.add(sequence)
         return sequence
 
-    def _advance(self, sequence: _Sequence, run: Run, kind: Phase) -> None:
-        self._unlist(sequence)
-        sequence.next = run.next
+    def _advance(self, sequence: Sequence, run: Run, kind: Phase) -> None:
+        self.sequences.move(sequence, run.next)
         sequence.slack = run.loose
         sequence.used = self.calls
         sequence.produced = run.last_row
         sequence.floor = run.start if kind is Phase.VERIFY else None
-        self._by_next.setdefault(sequence.next, []).append(sequence)
-
-    def _forget(self, sequence: _Sequence) -> None:
-        self._unlist(sequence)
-        self._sequences.remove(sequence)
-
-    def _unlist(self, sequence: _Sequence) -> None:
-        same = self._by_next[sequence.next]
-        same.remove(sequence)
-        if not same:
-            del self._by_next[sequence.next]
-
-    # -- matching --------------------------------------------------------------
-
-    def _match(self, run: Run, taken: set[_Sequence]) -> _Sequence | None:
-        """The sequence that this run continues, or None.
-
-        At equal positions, a lone row goes to a sequence that generates and a stretch of
-        prompt to one whose prompt is unfinished; then to the one used last.
-        """
-        generating = run.single or run.every_row
-
-        def rank(s: _Sequence) -> tuple[bool, int]:
-            return s.produced is generating, s.used
-
-        exact = [s for s in self._by_next.get(run.start, ()) if s not in taken]
-        if exact:
-            return max(exact, key=rank)
-        back = [
-            s
-            for s in self._sequences
-            if s.floor is not None and s.floor <= run.start < s.next and s not in taken
-        ]
-        if back:
-            return max(back, key=rank)
-        near = [
-            s
-            for s in self._sequences
-            if s.slack and s.next < run.start <= s.next + s.slack and s not in taken
-        ]
-        if near:
-            return min(near, key=lambda s: (run.start - s.next, -s.used))
-        if self._shifted and run.single:
-            # Cached keys were moved down, and with them the position that goes on.
-            moved = [
-                s
-                for s in self._sequences
-                if s.produced and s.next > run.start and s not in taken
-            ]
-            if moved:
-                return max(moved, key=lambda s: s.used)
-        return None
 
     def _finish(self, call: _Call) -> None:
         for sequence, kind in call.rows.items():

@@ -81,9 +81,7 @@ class Session:
         self._slack_ns = _JOIN_BUSY_NS if target.busy else _JOIN_NS
         self._young = target.age_seconds is None or target.age_seconds < _YOUNG_SECONDS
 
-    def feed(
-        self, events: Records, ops: Records, nodes: Records, ints: Records, now_ns: int
-    ) -> None:
+    def feed(self, events: Records, ops: Records, nodes: Records, ints: Records, now_ns: int) -> None:
         """One drain of the rings. Broken records are counted, never an error."""
         self._now = max(self._now, now_ns)
         self._chunks.take(ints)

@@ -136,9 +136,7 @@ def split_runs(pos: npt.NDArray[np.int64], mask: npt.NDArray[np.bool_]) -> tuple
     return tuple(runs)
 
 
-def _run(
-    pos: npt.NDArray[np.int64], mask: npt.NDArray[np.bool_], first: int, last: int
-) -> Run:
+def _run(pos: npt.NDArray[np.int64], mask: npt.NDArray[np.bool_], first: int, last: int) -> Run:
     start = int(pos[first])
     rows = int(np.count_nonzero(mask[first:last]))
     return Run(start, last - first, rows, bool(mask[last - 1]), start + last - first)

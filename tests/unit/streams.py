@@ -131,31 +131,32 @@ class Stream:
 
     def call(
         self, *steps: Step, ctx: int = 0xC0, status: int = 0, level: int = DECODE, batch: int | None = None,
-        tid: int | None = None, around: int = 1000, think: int = 0, **graph: Any,
+        around: int = 1000, think: int = 0, levels: Sequence[int] = (SCHED, BACKEND, CPU),
+        traced: bool = True,
     ) -> int:  # fmt: skip
         """One call with a graph for each step; returns its duration in ns.
 
         ``around``: ns before the first and after the last graph; ``think``: ns since the last call.
         """
         self.now += think
-        seq, begin, who = self.next_seq(), self.now, {"tid": tid or self.tgid}
+        seq, begin = self.next_seq(), self.now
         tokens = sum(len(step.pos) for step in steps) if batch is None else batch
         what = {"status": 0 if batch == 0 else 1} if level == PROCESS else {"batch_tokens": tokens}
-        self.event(CALL_BEGIN, seq, level, call=seq, object=ctx, **what, **who)
+        self.event(CALL_BEGIN, seq, level, call=seq, object=ctx, **what)
         self.now += around
         for step in steps:
-            self.graph(step, call=seq, sched=ctx + 1, **who, **graph)
+            self.graph(step, seq, ctx + 1, levels, traced=traced)
         self.now += around
-        self.event(CALL_END, seq, level, call=seq, object=ctx, begin_ts=begin, status=status, **who)
+        self.event(CALL_END, seq, level, call=seq, object=ctx, begin_ts=begin, status=status)
         return self.now - begin
 
     def graph(
         self, step: Step, call: int = 0, sched: int = 0xC1, levels: Sequence[int] = (SCHED, BACKEND, CPU),
-        tid: int | None = None, traced: bool = True,
+        *, traced: bool = True,
     ) -> None:  # fmt: skip
         """One graph through the given levels, the ops inside the innermost."""
         builder, hash = self._builder(step)
-        who = {"tid": tid or self.tgid, "call": call}
+        who = {"call": call}
         open_: list[tuple[int, int, int, int]] = []
         for level in levels:
             seq, parent = self.next_seq(), open_[-1][0] if open_ else 0

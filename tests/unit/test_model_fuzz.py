@@ -113,9 +113,7 @@ steps = st.one_of(
     st.integers(0, 2**32),
     st.sampled_from([0.0, 0.1, 0.5]),
 )  # fmt: skip
-def test_real_streams_with_losses(
-    calls: list[tuple[list[Step], int, bool]], seed: int, rate: float
-) -> None:
+def test_real_streams_with_losses(calls: list[tuple[list[Step], int, bool]], seed: int, rate: float) -> None:
     """Any batches in any order; records lost at random in every ring, and drains anywhere."""
     rng = np.random.default_rng(seed)
     stream, to = Stream(), session(age_seconds=1.0)
