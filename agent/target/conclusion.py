@@ -10,6 +10,8 @@ from ..errors import TargetError
 from .catalogue import Catalogue, Engine
 from .engine_file import FileFacts
 from .facts import FileFailure, FileInfo, TargetInfo
+from .layout_known import KNOWN
+from .layout_types import Layout
 from .process import MappedFile, Process
 from .text import printable
 
@@ -47,7 +49,7 @@ def conclude(
                 role="+".join(levels), machine=facts.machine, symbols=facts.symbols, hooks=tuple(facts.hooks),
                 refused=tuple(facts.refused), op_source=facts.op_source, complete=facts.complete,
                 tables=provider.tables if provider else None,
-                layouts=tuple(provider.layouts) if provider else (),
+                layouts=_layouts(provider or facts),
             )
         )  # fmt: skip
         name = printable(os.path.basename(file.path))
@@ -78,6 +80,11 @@ def _whole(
         tables=main.tables, layouts=main.layouts, models=models, notes=tuple(notes),
         seen=frozenset((m.dev, m.inode) for m in mapped),
     )  # fmt: skip
+
+
+def _layouts(facts: FileFacts) -> tuple[Layout, ...]:
+    """Candidates; every known one for a file that says nothing (the live graph decides)."""
+    return tuple(facts.layouts) or tuple(KNOWN)
 
 
 def _provider(number: int, facts_of: dict[int, FileFacts]) -> FileFacts | None:

@@ -15,6 +15,8 @@ from typing import Any
 from .elf import ElfFile
 from .elf_types import Symbol
 from .facts import HookRefusal, HookSite
+from .layout_types import Layout
+from .names import Tables
 
 MAX_CODE = 256 << 10
 SHORT_CODE = 64
@@ -40,14 +42,14 @@ class FileFacts:
     refused: list[HookRefusal] = field(default_factory=list)
     op_source: str | None = None
     complete: bool = False
-    tables: Any = None
-    layouts: list[Any] = field(default_factory=list)
+    tables: Tables | None = None
+    layouts: list[Layout] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 
 def preload() -> None:
     """Import what is slow to import."""
-    from . import sites  # noqa: F401
+    from . import layout_accessors, sites  # noqa: F401
 
 
 def mentions(elf: ElfFile, marks: list[str]) -> bool:
@@ -186,10 +188,9 @@ def _go_text(elf: ElfFile) -> tuple[int, int] | None:
 
 
 def _names_and_layouts(elf: ElfFile, facts: FileFacts) -> None:
-    try:
+    """Names and layouts are of use where graphs and operators are seen, not for calls alone."""
+    if any(hook.level in ("graph", "op") for hook in facts.hooks):
         from . import layout, names
-    except ImportError:
-        return
 
-    facts.tables = names.read_tables(elf)
-    facts.layouts = layout.candidates(elf)
+        facts.tables = names.read_tables(elf)
+        facts.layouts = layout.candidates(elf)

@@ -12,7 +12,7 @@ from .process import FileId, Process
 from .site import Refusal, Site
 
 if TYPE_CHECKING:
-    from .layout import Layout
+    from .layout_types import Layout
     from .names import Tables
 
 

@@ -464,3 +464,20 @@ def test_stopped_target() -> None:
             assert events(info) == ALL_EVENTS
         os.kill(stub.pid, signal.SIGCONT)
         assert stub.tell("3") == "3"
+
+
+def test_without_permission() -> None:
+    """Another user's process without any capability: not "no engine" but what is missing."""
+    code = (
+        "import sys\n"
+        "from profinferd.agent.errors import ProfinferError\n"
+        "from profinferd.agent.target.inspect import inspect_target\n"
+        "try: inspect_target(int(sys.argv[1]))\n"
+        "except ProfinferError as error: print(int(error.exit_code), error)\n"
+    )
+    with Stub(program(*EVERYTHING)) as stub:
+        dropped = ["setpriv", "--bounding-set=-sys_ptrace,-dac_read_search,-dac_override", "--inh-caps=-all"]
+        command = [*dropped, sys.executable, "-c", code, str(stub.pid)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.stdout.startswith("4 ") and "CAP_SYS_PTRACE" in done.stdout, done.stdout + done.stderr
+        assert done.stdout.count("\n") == 1
