@@ -539,21 +539,24 @@ static long send_ints(__u32 i, struct ints *c)
 }
 
 /* Reads the integers of the tensor at `addr`: the first into `inline_ints`, the
- * rest as chunks. Returns how many there are, 0 when they cannot be read. */
-static __always_inline __u32 read_ints(const struct layout *l, __u64 addr, __s32 *inline_ints,
+ * rest as chunks. Returns how many there are, -1 when they cannot be read. */
+static __always_inline long read_ints(const struct layout *l, __u64 addr, __s32 *inline_ints,
 				       __u32 seq, __u32 what, __u64 ts)
 {
 	struct ints c = { .seq = seq, .what = what, .ts = ts };
 	__u64 ne0 = 0;
 	__u32 n;
 
-	if (bpf_copy_from_user(&ne0, 8, (void *)(addr + l->t_ne)) ||
-	    bpf_copy_from_user(&c.data, 8, (void *)(addr + l->t_data)) || !c.data ||
+	if (bpf_copy_from_user(&ne0, 8, (void *)(addr + l->t_ne)))
+		return -1;
+	if (!ne0)
+		return 0;	/* no rows asked for: an empty tensor, without data */
+	if (bpf_copy_from_user(&c.data, 8, (void *)(addr + l->t_data)) || !c.data ||
 	    ne0 > INLINE_INTS + MAX_INT_CHUNKS * CHUNK_INTS)
-		return 0;
+		return -1;
 	n = ne0 > INLINE_INTS ? INLINE_INTS : ne0;
-	if (!n || bpf_copy_from_user(inline_ints, n * 4, (void *)c.data))
-		return 0;
+	if (bpf_copy_from_user(inline_ints, n * 4, (void *)c.data))
+		return -1;
 	c.n = ne0;
 	if (ne0 > INLINE_INTS)
 		bpf_loop(MAX_INT_CHUNKS, send_ints, &c, 0);
@@ -858,12 +861,22 @@ static __always_inline void enter_graph(struct thread *t, const struct layout *l
 		}
 	}
 	if (e->level == LV_SCHED || !e->parent) {
-		if (info.pos_tensor)
-			e->n_pos = read_ints(l, info.pos_tensor, e->pos, e->seq, CH_POS, e->ts);
-		if (info.out_tensor)
-			e->n_out = read_ints(l, info.out_tensor, e->out, e->seq, CH_OUT, e->ts);
-		if ((info.pos_tensor && !e->n_pos) || (info.out_tensor && !e->n_out))
-			count(ST_FAULT_INTS);
+		long n;
+
+		if (info.pos_tensor) {
+			n = read_ints(l, info.pos_tensor, e->pos, e->seq, CH_POS, e->ts);
+			if (n < 0)
+				count(ST_FAULT_INTS);
+			else
+				e->n_pos = n;
+		}
+		if (info.out_tensor) {
+			n = read_ints(l, info.out_tensor, e->out, e->seq, CH_OUT, e->ts);
+			if (n < 0)
+				count(ST_FAULT_INTS);
+			else
+				e->n_out = n;
+		}
 	}
 	if (e->level == LV_SCHED) {
 		t->whole_nodes_first = first;
