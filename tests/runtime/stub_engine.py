@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+from profinferd.agent.target.facts import TargetInfo
 from tests.victims.build import build
 
 EVERYTHING = ("-DCALLS", "-DGRAPHS", "-DCPU", "-DDISPATCH", "-DFUSED")
@@ -76,6 +79,23 @@ class Stub:
         for stream in (self.process.stdin, self.process.stdout):
             if stream is not None:
                 stream.close()
+
+
+def quick(look: Callable[[], TargetInfo], limit: float = 0.2) -> None:
+    """Assert that a look at a target takes less than ``limit`` seconds, its child included.
+
+    Other work on the machine stretches the time but not the processor time, so the latter
+    must keep the limit always and the former when there are processors to spare.
+    """
+    walls, cpus = [], []
+    for _ in range(5):
+        before, start = os.times(), time.perf_counter()
+        look().close()
+        walls.append(time.perf_counter() - start)
+        cpus.append(sum(os.times()[:4]) - sum(before[:4]))
+    assert min(cpus) < limit, f"processor time {[round(1000 * t) for t in cpus]} ms"
+    if os.getloadavg()[0] < (os.cpu_count() or 1):
+        assert min(walls) < limit, f"{[round(1000 * t) for t in walls]} ms"
 
 
 def copy(path: Path, to: Path) -> Path:
