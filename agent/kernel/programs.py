@@ -14,6 +14,7 @@ import platform
 import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -174,6 +175,21 @@ class GgmlPrograms:
         """Some descriptors of this graph were lost: send them with its next execution."""
         self._known.delete(self._hash_key(tgid, hash_))
 
+    def give_slot(self, tgid: int, hash_: int, slot: int, first: int) -> bool:
+        """Have the ops of this graph added up in mode OPS_SUM, from its next execution on.
+
+        Node n then is element ``first + n`` of map "sums", ``slot`` an index of "owners" that
+        no other graph uses. False when the kernel does not know the graph (any more).
+        """
+        key = self._hash_key(tgid, hash_)
+        old = self._known.lookup(key)
+        if old is None:
+            return False
+        value = np.frombuffer(old, self.types.dtype("known_graph")).copy()
+        value["slot"], value["first"] = slot + 1, first
+        self._known.update(key, value.tobytes())
+        return True
+
     def forget_graphs(self) -> None:
         """Forget every graph: what was read of them was read by a wrong layout."""
         for table in (self._known, self._graphs):
@@ -253,9 +269,14 @@ class GgmlPrograms:
         return self._object.program_fd("on_entry")
 
     def detach(self, group: str) -> None:
-        """Close the links of a group."""
-        for link in self._links.pop(group, []):
-            link.close()
+        """Close the links of a group: at once, for each waits 40 ms and more for the kernel."""
+        links = self._links.pop(group, [])
+        if len(links) < 2:
+            for link in links:
+                link.close()
+            return
+        with ThreadPoolExecutor(len(links), "detach") as pool:
+            list(pool.map(Link.close, links))
 
     # ---- what was seen ------------------------------------------------------------------
 
