@@ -16,6 +16,7 @@ import click
 from ..errors import ExitCode, ProfinferError
 from ..version import version
 from .attach import attach as attach_command
+from .calibrate import calibrate as calibrate_command
 from .output import prepare_streams, say, write_data
 from .signals import Interrupted
 
@@ -42,6 +43,7 @@ def cli() -> None:
 
 
 cli.add_command(attach_command)
+cli.add_command(calibrate_command)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -163,15 +163,15 @@ def load(folder: Path, method: str, *, quick: bool = False) -> Calibration | Non
         fd = os.open(_path(folder, method), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
-    with open(fd, "rb") as file:
+    try:
         state = os.fstat(fd)
         if not stat.S_ISREG(state.st_mode) or state.st_uid != os.geteuid() or state.st_mode & 0o022:
             return None
-        content = file.read(_MAX_BYTES + 1)
-    try:
-        found = Calibration.from_json(content)
-    except ValueError:
+        found = Calibration.from_json(os.read(fd, _MAX_BYTES))
+    except (OSError, ValueError):
         return None
+    finally:
+        os.close(fd)
     here = (method, platform.release(), machine_name(), programs_digest(method))
     if (found.method, found.kernel, found.machine, found.programs) != here or (found.quick and not quick):
         return None
