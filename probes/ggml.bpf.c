@@ -1113,8 +1113,10 @@ static __always_inline void send_experts(struct thread *t, const struct layout *
 	k->what = CH_EXPERTS;
 	k->count = 0;
 	k->offset = used * rows;
-	for (i = 0; i < CHUNK_INTS; i++)
+	for (i = 0; i < CHUNK_INTS; i++) {
 		k->value[i] = t->bitmap[i];
+		k->count += __builtin_popcount(t->bitmap[i]);
+	}
 	bpf_ringbuf_submit(k, BPF_RB_NO_WAKEUP);
 }
 
