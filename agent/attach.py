@@ -17,6 +17,7 @@ from .errors import MachineError, ProfinferError, TargetEnded, TargetError
 from .kernel.programs import Drained, GgmlPrograms, Probe
 from .model.session import Session
 from .model.snapshot import Snapshot
+from .model.tensors import Graph
 from .settle import LayoutSettler, layout_fields
 from .target.facts import FileInfo, HookSite, TargetInfo
 from .target.inspect import inspect_target, start_child
@@ -243,6 +244,10 @@ class Attachment:
     def alive(self) -> bool:
         """Whether the target still runs (and is not another process with its pid)."""
         return alive(self.process)
+
+    def graphs(self) -> list[Graph]:
+        """The graphs that are remembered with their nodes, the most recent ones."""
+        return [] if self._session is None else [graph for _, graph in self._session.graphs()]
 
     def snapshot(self) -> Snapshot:
         """Everything seen so far; after :meth:`close`, the last state."""
