@@ -24,6 +24,7 @@ from .processes import end, with_parent
 COMMAND = (sys.executable, "-m", "profinferd.agent")
 ATTACH_SECONDS = 20.0
 REPORT_SECONDS = 20.0
+SOONEST_SECONDS = 0.5
 _ATTACHED = re.compile(r"attached to process \d+ in (\d+) ms")
 
 
@@ -151,8 +152,13 @@ class Profiler:
         raise RuntimeError("the profiler did not attach: " + " | ".join(self.progress))
 
     def finish(self) -> Report:
-        """Ctrl-C, then the report."""
+        """Ctrl-C, then the report.
+
+        Not within the first half second: until the command has gone from attaching to
+        watching, a Ctrl-C means that it should give up.
+        """
         self.end_ns = time.monotonic_ns()
+        time.sleep(max(0.0, SOONEST_SECONDS - (self.end_ns - self.begin_ns) / 1e9))
         process = self._running()
         process.send_signal(signal.SIGINT)
         return self._report()
