@@ -70,13 +70,13 @@ INLINE_INTS = 8
 CHUNK_INTS = 64
 
 #: Counters of ``enum stat`` that mean something was not recorded -> kind in ``lost``; and what
-#: the kernel itself counts, which is no part of the enumeration (case C66).
+#: the kernel itself counts, which is no part of the enumeration (case C66). Raw bytes are not
+#: among them: they only serve to choose the layout, and no figure lacks them afterwards.
 LOST_STATS = {
     "lost_events": "events",
     "lost_ops": "ops",
     "lost_nodes": "nodes",
     "lost_ints": "ints",
-    "lost_raws": "raws",
     "fault_call": "fault_call",
     "fault_graph": "fault_graph",
     "fault_node": "fault_node",

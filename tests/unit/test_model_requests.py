@@ -352,3 +352,36 @@ def test_many_sequences_are_bounded() -> None:
     assert seen.requests.started == 600 and seen.tokens.prefill == 1800
     (context,) = to.contexts.all()
     assert len(context.tracker.sequences) == 256
+
+
+def test_two_slots_at_the_same_position() -> None:
+    """One generates and one is in its prompt: each goes on with what fits it."""
+    stream, to = Stream(), session()
+    stream.call(prompt(0, 5))
+    stream.call(prompt(0, 5, row=False))
+    stream.call(decode(5))  # only the first can have sampled a token
+    stream.call(prompt(5, 4))
+    seen = stream.snapshot(to)
+    assert phases(seen) == {"prefill": 3, "decode": 1}
+    assert (seen.tokens.prefill, seen.tokens.decode, seen.requests.started) == (14, 1, 2)
+    identities(seen)
+
+
+def test_a_slot_that_is_done_does_not_cut_a_verification() -> None:
+    stream, to = Stream(), session()
+    stream.call(prompt(0, 10))
+    stream.call(prompt(0, 8))
+    stream.call(decode(8))
+    stream.call(verify(9, 3))  # over position 10, where the first slot ended
+    seen = stream.snapshot(to)
+    assert phases(seen) == {"prefill": 2, "decode": 1, "verify": 1} and seen.tokens.verify == 3
+
+
+def test_the_first_call_of_an_old_process_is_a_request() -> None:
+    """Its warm-up was long before; a prompt of two tokens that generates one is no warm-up."""
+    stream, to = Stream(), session(age_seconds=3600.0)
+    stream.call(prompt(0, 2))
+    stream.call(prompt(0, 9))
+    seen = stream.snapshot(to)
+    assert (seen.tokens.prefill, seen.tokens.warmup, seen.requests.started) == (11, 0, 2)
+    identities(seen)
