@@ -8,6 +8,7 @@ medians are taken: what else the machine does meanwhile meets all of them alike.
 
 from __future__ import annotations
 
+import dataclasses
 import platform
 import time
 from collections.abc import Callable, Collection
@@ -155,7 +156,8 @@ def _cycles(bench: Bench) -> tuple[Figure, Figure]:
     """(wait, stall) of arming and disarming two op probes.
 
     A victim stands still now and then for other reasons: how much of a cycle's time that is,
-    looks at it between the cycles tell.
+    looks at it between the cycles tell. That share wanders, and what is left may be less than
+    nothing: the upper end of the interval is what it would be without any other reason.
     """
     cycles: list[Seen] = []
     idle: list[Seen] = []
@@ -171,5 +173,7 @@ def _cycles(bench: Bench) -> tuple[Figure, Figure]:
             before = watch.look()
             idle.append(before - after)
     usual = sum(seen.stalled for seen in idle) / sum(seen.at for seen in idle)
-    stalls = [seen.stalled - usual * seen.at for seen in cycles]
-    return median_figure([seen.at for seen in cycles]), median_figure(stalls)
+    stall = median_figure([seen.stalled - usual * seen.at for seen in cycles])
+    all_of_it = median_figure([seen.stalled for seen in cycles])
+    stall = dataclasses.replace(stall, high=max(stall.high, all_of_it.ns))
+    return median_figure([seen.at for seen in cycles]), stall
