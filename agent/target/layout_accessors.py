@@ -19,10 +19,15 @@ from .layout_types import Layout
 
 if TYPE_CHECKING:
     from .elf import ElfFile
+    from .elf_types import Symbol
 
 MAX_CODE = 256
 MAX_OFFSET = 4096
+_SOON = 6
 _UID_MARK = "ggml_graph_next_uid"
+# Begins by numbering the graph: a call whose result is stored in it.
+_NUMBERS = "ggml_backend_sched_split_graph"
+_NUMBERS_CODE = 512
 # function -> (field, which of the displacements on the first argument)
 _FIRST: dict[str, str] = {
     "ggml_get_data": "t_data",
@@ -37,7 +42,7 @@ _LEAST: dict[str, str] = {"ggml_nelements": "t_ne", "ggml_is_empty": "t_ne", "gg
 _WRITTEN: dict[str, str] = {"ggml_set_output": "t_flags", "ggml_set_input": "t_flags"}
 _OP_PARAMS = "ggml_get_unary_op"
 _NAME_SIZE = "ggml_set_name"
-_NAMES = frozenset([*_FIRST, *_LEAST, *_WRITTEN, _OP_PARAMS, _NAME_SIZE, _UID_MARK])
+_NAMES = frozenset([*_FIRST, *_LEAST, *_WRITTEN, _OP_PARAMS, _NAME_SIZE, _UID_MARK, _NUMBERS])
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +56,14 @@ class Access:
 def facts_of(elf: ElfFile) -> dict[str, int]:
     """Field of :class:`.layout_types.Layout` -> value, for what this file's accessors tell.
 
-    ``g_uid`` is 1 when the file numbers its graphs (the function that makes the numbers
-    is there), 0 when other accessors are there and it is not. Fields that two functions see
-    differently are left out.
+    ``g_uid`` is the offset where the file stores the number of a graph, 0 when other accessors are
+    there and it is not seen to do so. Fields that two functions see differently are left out.
     """
     found = elf.functions(_NAMES)
     seen: dict[str, set[int]] = {}
     decoder = _decoder(elf.machine())
     for name, symbols in found.items():
-        if not symbols or name == _UID_MARK:
+        if not symbols or name in (_UID_MARK, _NUMBERS):
             continue
         code = elf.read(symbols[0].vaddr, min(symbols[0].size or 64, MAX_CODE))
         for field, value in _facts(decoder, name, code, elf.machine()):
@@ -71,7 +75,7 @@ def facts_of(elf: ElfFile) -> dict[str, int]:
         if "t_name" in facts and "name_size" not in facts and end > facts["t_name"]:
             facts["name_size"] = end - facts["t_name"]
     if facts:
-        facts["g_uid"] = int(bool(found.get(_UID_MARK)))
+        facts["g_uid"] = _uid(elf, decoder, found)
     return facts
 
 
@@ -81,11 +85,11 @@ def matching(facts: dict[str, int]) -> list[Layout]:
     A number that is read where there is none could make two graphs look like one: it is
     believed only of a file that makes such numbers.
     """
-    uid = bool(facts.get("g_uid"))
+    uid = facts.get("g_uid", 0)
     fitting = [
         layout
         for layout in KNOWN
-        if (uid or layout.g_uid is None)
+        if layout.g_uid in (uid, None)
         and all(getattr(layout, field) == value for field, value in facts.items() if field != "g_uid")
     ]
     if len(facts) < 3:
@@ -103,7 +107,7 @@ def corrected(facts: dict[str, int]) -> list[Layout]:
         return []
     made: list[Layout] = []
     for base in KNOWN:
-        if (base.g_uid is not None) != bool(facts.get("g_uid")) or base.name_size != 64:
+        if (base.g_uid or 0) != facts.get("g_uid", 0) or base.name_size != 64:
             continue
         size = facts.get("name_size", base.name_size)
         if facts["t_op"] != base.t_op or any(
@@ -149,6 +153,30 @@ def _decoder(machine: str) -> Any:
         decoder = capstone.Cs(capstone.CS_ARCH_X86, capstone.CS_MODE_64)
     decoder.detail = True
     return decoder
+
+
+def _uid(elf: ElfFile, decoder: Any, found: dict[str, list[Symbol]]) -> int:
+    """Offset of the graph's number; 0: none is seen to be stored."""
+    known = {layout.g_uid for layout in KNOWN if layout.g_uid is not None}
+    numbering = found.get(_NUMBERS)
+    if not numbering:
+        return min(known) if found.get(_UID_MARK) else 0
+    code = elf.read(numbering[0].vaddr, min(numbering[0].size or _NUMBERS_CODE, _NUMBERS_CODE))
+    result = "x0" if elf.machine() == "aarch64" else "rax"
+    fresh = 0  # instructions for which the result of a call is still in its register
+    for insn in decoder.disasm(code, 0):
+        operands = insn.operands
+        fresh -= 1
+        if insn.group(capstone.CS_GRP_CALL):
+            fresh = _SOON
+        elif fresh > 0 and insn.mnemonic in ("mov", "str") and len(operands) == 2:
+            value = operands[1 if insn.mnemonic == "mov" else 0]
+            memory = operands[0 if insn.mnemonic == "mov" else 1]
+            stored = value.type == capstone.CS_OP_REG and insn.reg_name(value.reg) == result
+            in_graph = memory.type == capstone.CS_OP_MEM and memory.mem.disp in known
+            if stored and in_graph and insn.reg_name(memory.mem.base) not in ("rsp", "sp"):
+                return int(memory.mem.disp)
+    return 0
 
 
 def _facts(decoder: Any, name: str, code: bytes, machine: str) -> Iterator[tuple[str, int]]:

@@ -94,7 +94,13 @@ int ggml_get_unary_op(const struct ggml_tensor *t)
 void ggml_set_output(struct ggml_tensor *t) { t->flags |= 2; }
 #endif
 #ifdef UID
-uint64_t ggml_graph_next_uid(void) { static uint64_t last; return ++last; }
+__attribute__((visibility("hidden"), noinline)) uint64_t ggml_graph_next_uid(void) { static uint64_t last; return ++last; }
+__attribute__((visibility("default"))) void ggml_backend_sched_split_graph(void *sched, struct ggml_cgraph *g)
+{
+	puts("");
+	g->uid = ggml_graph_next_uid();
+	printf("%d\n", g->n_leafs + (sched != NULL));
+}
 #endif
 struct ggml_tensor *ggml_set_name(struct ggml_tensor *t, const char *name)
 {
