@@ -8,13 +8,16 @@ known and which layout was chosen.
 
 from __future__ import annotations
 
+import dataclasses
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 
 from .errors import MachineError, ProfinferError, TargetEnded, TargetError
 from .kernel.programs import Drained, GgmlPrograms, Probe
+from .model.records import Kind
 from .model.session import Session
 from .model.snapshot import Snapshot
 from .model.tensors import Graph
@@ -23,7 +26,7 @@ from .target.facts import FileInfo, HookSite, TargetInfo
 from .target.inspect import inspect_target, start_child
 from .target.layout import Layout
 from .target.process import Process, alive, engine_files_changed, executable_ids, open_process
-from .targetfacts import facts_for_model
+from .targetfacts import cpu_seconds, facts_for_model, thread_ids
 
 Progress = Callable[[str], None]
 
@@ -33,6 +36,10 @@ SETTLING_SECONDS = 0.005
 """Until the layout is chosen every graph is sent in full, so rings are drained sooner."""
 LOOK_SECONDS = 1.0
 """How often the target's mappings are looked at for libraries loaded since (case C02)."""
+MAX_HELD_EVENTS = 1 << 14
+"""Events kept until a live graph has confirmed the layout; the oldest fall out."""
+BUSY_SHARE = 0.5
+"""Cores that a target uses while we attach, from which on it counts as computing."""
 LAYOUT = 0
 """Index in the map "layouts": one target, one layout."""
 
@@ -46,6 +53,7 @@ class Attached:
     complete: bool
     seconds: float
     sites: int
+    busy: bool | None = None
     notes: list[str] = field(default_factory=list)
 
 
@@ -59,10 +67,14 @@ class Attachment:
         self._programs = programs
         self._ops = ops
         self._session: Session | None = None
+        self._layout: Layout | None = None
         self._settler = LayoutSettler(info.layouts, info.tables)
-        self._held: list[Drained] = []
+        self._held: deque[Drained] = deque()
+        self._held_events = 0
+        self._dropped_events = 0
         self._attached: set[tuple[str, int]] = set()
         self._known_code = info.seen
+        self._threads = frozenset(process.threads)
         self._next_look = time.monotonic() + LOOK_SECONDS
         self._begun_ns = time.monotonic_ns()
         self._final: Snapshot | None = None
@@ -85,6 +97,7 @@ class Attachment:
         """
         begun = time.monotonic()
         process = open_process(pid)
+        used = cpu_seconds(process)
         progress(f"looking into process {process.pid}")
         # The child's interpreter starts while the kernel verifies the programs.
         child = start_child()
@@ -106,7 +119,10 @@ class Attachment:
         except BaseException:
             self.close()
             raise
+        self._begun_ns = time.monotonic_ns()
         self.attached.seconds = time.monotonic() - begun
+        # A generation that was under way kept a core busy; an idle server's threads sleep.
+        self.attached.busy = cpu_seconds(process) - used > BUSY_SHARE * self.attached.seconds
         progress(
             f"attached to process {process.pid} in {self.attached.seconds * 1e3:.0f} ms "
             f"({self.attached.sites} sites, {programs.method})"
@@ -116,12 +132,10 @@ class Attachment:
     # ---- attaching ----------------------------------------------------------------------
 
     def _attach_files(self, files: Sequence[FileInfo]) -> None:
-        constants = self._programs.types.constants()
-        if self._session is None:
+        if self._layout is None:
             assumed = layout_fields(self._settler.assumed, self.info.tables, chosen=False)
             self._programs.set_layout(LAYOUT, assumed)
-        mode = constants["OPS_OFF"] if self._ops == "off" else constants["OPS_TRACE"]
-        self._programs.set_target(self.process.pid, layout=LAYOUT, mode=mode)
+        self._set_mode()
         failures: list[ProfinferError] = []
         for file in files:
             if file.file_id in self._attached:
@@ -137,11 +151,18 @@ class Attachment:
                 if file.op_source is not None and self._ops != "off":
                     self.attached.op_source = self.attached.op_source or file.op_source
                     self.attached.complete = self.attached.complete and file.complete
+        # Only now: a graph whose operators have no probes (yet) would look uncovered.
+        self._set_mode()
         if not self._attached:
             raise failures[0] if failures else TargetError(
                 f"process {self.process.pid} has no function that could be probed",
                 "see `profinferd check --pid` for each function's reason",
             )
+
+    def _set_mode(self) -> None:
+        constants = self._programs.types.constants()
+        mode = constants["OPS_OFF"] if self.attached.op_source is None else constants["OPS_TRACE"]
+        self._programs.set_target(self.process.pid, layout=LAYOUT, mode=mode)
 
     def _wanted(self, hook: HookSite, file: FileInfo) -> bool:
         # Splits on other backends are not looked at yet; a CPU split is an LV_CPU graph.
@@ -189,7 +210,7 @@ class Attachment:
         """
         until = time.monotonic() + timeout_s
         while True:
-            pause = SETTLING_SECONDS if self._session is None else POLL_SECONDS
+            pause = SETTLING_SECONDS if self._layout is None else POLL_SECONDS
             left = until - time.monotonic()
             if left > 0:
                 time.sleep(min(pause, left))
@@ -199,33 +220,55 @@ class Attachment:
 
     def _drain(self) -> None:
         drained = self._programs.drain()
-        if self._session is None:
+        if self._layout is None and "graph" in self.info.levels:
             self._settle(drained)
         else:
+            # Without graphs there is no layout to wait for.
+            self._session = self._session or self._new_session(None)
             self._feed(self._session, drained)
         now = time.monotonic()
         if now >= self._next_look:
             self._next_look = now + LOOK_SECONDS
             self._look_for_libraries()
+            self._sweep()
 
     def _settle(self, drained: Drained) -> None:
         """Before the layout is chosen: hold the records, look at the snapshots."""
-        self._held.append(drained)
+        self._hold(drained)
         layout = self._settler.look(drained.raws)
         if layout is None:
             return
         if layout != self._settler.assumed:
             # What was read so far was read at wrong places.
             self._programs.forget_graphs()
-            self._held.clear()
+            self._held = deque(_calls_only(one) for one in self._held)
         self._programs.set_layout(LAYOUT, layout_fields(layout, self.info.tables, chosen=True))
-        self._session = self._new_session(layout)
-        held, self._held = self._held, []
-        for one in held:
-            self._feed(self._session, one)
+        self._layout = layout
+        if self._session is None:
+            self._session = self._new_session(layout)
+        self._session.target = facts_for_model(self.info, layout, self.attached)
+        self._session.losses.add("events", self._dropped_events)
+        while self._held:
+            self._feed(self._session, self._held.popleft())
+
+    def _hold(self, drained: Drained) -> None:
+        self._held.append(drained)
+        self._held_events += len(drained.events)
+        self.seen_anything |= len(_calls_only(drained).events) > 0
+        while self._held_events > MAX_HELD_EVENTS and len(self._held) > 1:
+            oldest = len(self._held.popleft().events)
+            self._held_events -= oldest
+            self._dropped_events += oldest
+
+    def _unsettled(self) -> Session:
+        """What calls tell by themselves, while no graph could be read (all of them may fail)."""
+        session = self._new_session(None)
+        for one in self._held:
+            calls = _calls_only(one)
+            session.feed(calls.events, calls.ops, calls.nodes, calls.ints, now_ns=time.monotonic_ns())
+        return session
 
     def _feed(self, session: Session, drained: Drained) -> None:
-        # Not before a layout was chosen: what cannot be read was not seen.
         self.seen_anything |= len(drained.events) > 0
         session.feed(drained.events, drained.ops, drained.nodes, drained.ints, now_ns=time.monotonic_ns())
         for tgid, hash_ in session.take_confirmed():
@@ -237,9 +280,37 @@ class Attachment:
         """Attach to engine libraries that were loaded since the last look (case C02)."""
         if not engine_files_changed(self.process, self._known_code):
             return
-        self._known_code = executable_ids(self.process.pid)
-        with inspect_target(self.process.pid) as info:
+        try:
+            self._known_code = executable_ids(self.process.pid)
+            info = inspect_target(self.process)
+        except TargetEnded:
+            return  # the caller asks whether it is alive
+        except ProfinferError as error:
+            # What is attached already goes on.
+            self.attached.notes.append(f"new libraries were not looked into: {error.what}")
+            return
+        before, self.info = self.info, info
+        before.close()
+        if self._layout is None:
+            self._settler = LayoutSettler(info.layouts, info.tables)
+        try:
             self._attach_files(info.files)
+        except TargetEnded:
+            return
+        except ProfinferError as error:
+            self.attached.notes.append(f"new libraries are not probed: {error.what}")
+        if self._session is not None:
+            self._session.target = facts_for_model(info, self._layout, self.attached)
+
+    def _sweep(self) -> None:
+        """What threads that are gone left open never returns (case C21).
+
+        The kernel says so itself where the exit of threads is watched; this is for the rest.
+        """
+        threads = thread_ids(self.process)
+        gone, self._threads = self._threads - threads, threads
+        if gone and self._session is not None:
+            self._session.sweep(gone, time.monotonic_ns())
 
     def alive(self) -> bool:
         """Whether the target still runs (and is not another process with its pid)."""
@@ -253,10 +324,14 @@ class Attachment:
         """Everything seen so far; after :meth:`close`, the last state."""
         if self._final is not None:
             return self._final
-        session = self._session or self._new_session(None)
+        session = self._session or self._unsettled()
         stats = self._programs.stats()
         stats["recursion_misses"] = sum(self._programs.recursion_misses().values())
-        return session.snapshot(time.monotonic_ns(), stats)
+        snapshot = session.snapshot(time.monotonic_ns(), stats)
+        notes = [*self.info.notes, *self.attached.notes]
+        if self._layout is None and self._settler.reason is not None:
+            notes.append(f"graphs: none could be read yet, {self._settler.reason}")
+        return dataclasses.replace(snapshot, notes=(*notes, *snapshot.notes))
 
     def _new_session(self, layout: Layout | None) -> Session:
         tables = self.info.tables
@@ -273,6 +348,8 @@ class Attachment:
         """Detach. The last snapshot stays available. May be called twice."""
         if self._final is None:
             try:
+                if self._session is not None:
+                    self._session.finish(time.monotonic_ns())
                 self._final = self.snapshot()
             finally:
                 self._programs.close()
@@ -285,3 +362,12 @@ class Attachment:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _calls_only(drained: Drained) -> Drained:
+    """The records of calls: they need no layout."""
+    kind = drained.events["kind"]
+    calls = (kind == Kind.CALL_BEGIN) | (kind == Kind.CALL_END) | (kind == Kind.CALL_ABANDONED)
+    return Drained(
+        drained.events[calls], drained.ops[:0], drained.nodes[:0], drained.ints[:0], drained.raws[:0]
+    )

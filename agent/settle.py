@@ -37,6 +37,8 @@ class LayoutSettler:
         self._candidates = tuple(candidates)
         self._tables = tables
         self._refusals = 0
+        #: Why the last live graph fitted no candidate; None while there was none.
+        self.reason: str | None = None
 
     @property
     def assumed(self) -> Layout:
@@ -56,7 +58,8 @@ class LayoutSettler:
                     len(tables.ops) if tables else None,
                     len(tables.types) if tables and tables.types else None,
                 )  # fmt: skip
-            except TargetError:
+            except TargetError as error:
+                self.reason = error.what
                 self._refusals += 1
                 if self._refusals >= PATIENCE:
                     raise

@@ -33,9 +33,28 @@ def facts_for_model(info: TargetInfo, layout: Layout | None, attached: Attached)
         has_graphs="graph" in info.levels,
         has_ops=attached.op_source is not None,
         age_seconds=age_seconds(info.process),
+        busy=attached.busy,
     )
 
 
 def age_seconds(process: Process) -> float:
     """How long ago the process started (its start time is in clock ticks after boot)."""
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - process.start_time / os.sysconf("SC_CLK_TCK"))
+
+
+def cpu_seconds(process: Process) -> float:
+    """CPU time that all threads of the process have used; 0.0 when it is gone."""
+    try:
+        with open(f"/proc/{process.pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def thread_ids(process: Process) -> frozenset[int]:
+    """The threads that there are now; none when it is gone."""
+    try:
+        return frozenset(int(name) for name in os.listdir(f"/proc/{process.pid}/task"))
+    except (FileNotFoundError, ProcessLookupError):
+        return frozenset()
