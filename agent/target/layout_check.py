@@ -146,6 +146,8 @@ def _impossible(node: _Node, op_count: int, type_count: int) -> str | None:
     for what, value in (("view_src", node.view_src), *(("a source", s) for s in node.src)):
         if value and (not _pointer(value) or value % 8):
             return f"{what} would be at {value:#x}"
+    # A cast is a copy whose second source is itself (ggml_cast): encoders are full of them.
+    for what, value in (("view_src", node.view_src), ("its first source", node.src[0])):
         if value == node.address:
             return f"{what} would be the node itself"
     if node.buffer and (not _pointer(node.buffer) or node.buffer % 8):
@@ -219,7 +221,7 @@ def _check_edges(nodes: Sequence[_Node]) -> str | None:
         return "two nodes would be at one address"
     edges = 0
     for node in nodes:
-        inside = [place[s] for s in node.src if s in place]
+        inside = [place[s] for s in node.src if s in place and s != node.address]
         if any(index >= node.index for index in inside):
             return f"node {node.index} would use the result of node {max(inside)}, which is computed later"
         edges += bool(inside)
