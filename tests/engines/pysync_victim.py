@@ -149,11 +149,14 @@ class Engine:
 
     def clear(self, context: int) -> dict[str, Any]:
         one = self.contexts[context]
-        self.lib.llama_memory_clear(self.lib.llama_get_memory(one.pointer), True)
+        memory = self.lib.llama_get_memory(one.pointer)
+        if memory:  # encoders have none
+            self.lib.llama_memory_clear(memory, True)
         return {}
 
     def translate(self, context: int, source: list[int], n: int) -> dict[str, Any]:
         """Encoder-decoder: one encode, then greedy decoding from the start token."""
+        self.clear(context)
         one = self.contexts[context]
         one.calls.clear()
         size = len(source)
@@ -163,6 +166,7 @@ class Engine:
         return {"tokens": one.generate([max(start, 0)], n), "calls": list(one.calls)}
 
     def embed(self, context: int, tokens: list[int]) -> dict[str, Any]:
+        self.clear(context)
         one = self.contexts[context]
         one.calls.clear()
         size = len(tokens)
