@@ -183,6 +183,16 @@ def test_results_before_they_exist() -> None:
         assert words in reason
 
 
+def test_a_cast_names_itself_as_its_second_source() -> None:
+    layout = KNOWN[0]
+    live = image(layout, random.Random(3), 20)
+    place, data = live.nodes[4]
+    changed = bytearray(data)
+    struct.pack_into("<Q", changed, layout.t_src + 8, place)
+    cast = LiveGraph(live.cgraph, {**live.nodes, 4: (place, bytes(changed))})
+    assert check_layout(layout, cast, OPS, TYPES) is None
+
+
 def test_cut_memory() -> None:
     """The arena may end before a chunk does: what is missing behind the name is no contradiction."""
     layout = KNOWN[1]
