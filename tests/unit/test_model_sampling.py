@@ -346,6 +346,17 @@ def test_executions_and_sums_that_disagree() -> None:
         nodes(kernel, 2)
         sampler.ran([Execution("a", "decode", 0.02, 0, whole=False)])
 
+    def some_partial(sampler: Sampler, kernel: Kernel) -> None:
+        for i in range(5):
+            nodes(kernel, 4 if i < 3 else 1)
+            sampler.ran([Execution("a", "decode", 0.021, 0, whole=i < 3)])
+
+    total = share(some_partial)
+    assert total.graphs_sampled == 3
+    ops = by_op(total)
+    for op in OPS:
+        assert ops[op].seconds == pytest.approx(total.seconds * 0.005 / 0.021 * NODES.count(op), rel=1e-6)
+        assert ops[op].calls == 5 * NODES.count(op)
     for feed, sampled in ((lost, 9), (late, 6)):
         total = share(feed)
         assert total.graphs_sampled == sampled

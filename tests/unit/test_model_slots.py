@@ -129,3 +129,8 @@ def test_release_needs_retirement() -> None:
     assert len(drained(allocator)) == 1
     with pytest.raises(ValueError, match="not retiring"):
         allocator.release(slot.number)
+    # Nor does the reading for the graph before.
+    assert allocator.request("b", 10) is not None
+    allocator.retire("b")
+    with pytest.raises(ValueError, match="not read"):
+        allocator.release(slot.number)
