@@ -16,7 +16,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ import numpy.typing as npt
 from ...probes.build import find_object
 from ..errors import MachineError, ProfinferError
 from . import bpfsys
+from .arrays import MappedArray, read_array
 from .btf import Types
 from .libbpf import BpfObject, LoadError
 from .links import Link, attach_multi, attach_perf, attach_raw_tracepoint
@@ -73,6 +74,7 @@ class GgmlPrograms:
         """Optional programs that the kernel refused, with its reason."""
         self._links: dict[str, list[Link]] = {}
         self._rings: dict[str, Ring] = {}
+        self._sums: MappedArray | None = None
         try:
             for name, record in RINGS.items():
                 ring = obj.map(name)
@@ -87,9 +89,17 @@ class GgmlPrograms:
             raise
 
     @classmethod
-    def load(cls, method: str = "auto", *, btf_path: str | None = None) -> GgmlPrograms:
+    def load(
+        cls,
+        method: str = "auto",
+        *,
+        btf_path: str | None = None,
+        ring_bytes: Mapping[str, int] = MappingProxyType({}),
+    ) -> GgmlPrograms:
         """Load for ``method`` (auto, session, multi, perf).
 
+        ``ring_bytes``: sizes of rings by name, where not those of the object (powers of two,
+        whole pages).
         Raises MachineError saying what the kernel or this process lacks.
         """
         if method != "auto" and method not in METHODS:
@@ -98,14 +108,14 @@ class GgmlPrograms:
         failures: list[ProfinferError] = []
         for candidate in wanted:
             try:
-                return cls._load_one(candidate, btf_path)
+                return cls._load_one(candidate, btf_path, ring_bytes)
             except MachineError as error:
                 failures.append(error)
         # The last one asks least of the kernel: what it says is what is really missing.
         raise failures[-1]
 
     @classmethod
-    def _load_one(cls, method: str, btf_path: str | None) -> GgmlPrograms:
+    def _load_one(cls, method: str, btf_path: str | None, ring_bytes: Mapping[str, int]) -> GgmlPrograms:
         name = "ggml_session" if method == "session" else "ggml"
         path = find_object(name, platform.machine())
         left_out: dict[str, str] = {}
@@ -118,6 +128,8 @@ class GgmlPrograms:
                         way = "multi" if method == "session" and program != "on_session" else method
                         obj.programs[program].as_uprobe(way)
                 obj.load_only(names)
+                for ring, size in ring_bytes.items():
+                    obj.set_max_entries(ring, size)
                 obj.load()
                 _try_method(obj, method)
                 return cls(obj, method, obj.types(), left_out)
@@ -174,6 +186,27 @@ class GgmlPrograms:
     def resend(self, tgid: int, hash_: int) -> None:
         """Some descriptors of this graph were lost: send them with its next execution."""
         self._known.delete(self._hash_key(tgid, hash_))
+
+    def take_slot(self, tgid: int, hash_: int) -> None:
+        """Add the ops of this graph up no more, from its next execution on."""
+        self.give_slot(tgid, hash_, -1, 0)
+
+    def owned_slots(self) -> list[int]:
+        """Slots that an execution is writing to at this moment."""
+        return [int(n) for n in np.flatnonzero(read_array(self._object.map("owners"), "u4"))]
+
+    def sums(self, first: int, count: int) -> Records:
+        """Elements of map "sums" (struct node_sum), as they are now."""
+        if self._sums is None:
+            self._sums = MappedArray(self._object.map("sums"), self.types.dtype("node_sum"))
+        return self._sums.read(first, count)
+
+    def clear_sums(self, first: int, count: int) -> None:
+        """Set elements of map "sums" to zero; nobody may be writing to them."""
+        zero = bytes(self._object.map("sums").value_size)
+        sums = self._object.map("sums")
+        for i in range(first, first + count):
+            sums.update(struct.pack("=I", i), zero)
 
     def give_slot(self, tgid: int, hash_: int, slot: int, first: int) -> bool:
         """Have the ops of this graph added up in mode OPS_SUM, from its next execution on.
@@ -310,6 +343,9 @@ class GgmlPrograms:
             self.detach(group)
         while self._rings:
             self._rings.popitem()[1].close()
+        if self._sums is not None:
+            self._sums.close()
+            self._sums = None
         self._object.close()
 
     def __enter__(self) -> GgmlPrograms:

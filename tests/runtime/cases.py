@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The real profiler on the stub engine (``tests/victims/stub_ggml.c``).
+
+What is expected comes from the stub's own log: what it did, how often, and when by its own
+clock. Nothing here is computed from the profiler's output.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+from profinferd.agent.attach import Attachment
+from profinferd.agent.kernel import bpfsys
+from profinferd.agent.model.snapshot import Snapshot
+from tests.victims.build import build
+
+BUILD_ID = "-Wl,--build-id=sha1"
+DEADLINE = 20.0
+"""Seconds after which a stub that does not answer is a failure of the test."""
+METHODS = ("session", "multi", "perf")
+Reply = dict[str, Any]
+
+
+def engine(*flags: str, strip: bool = False, dynamic: bool = True) -> Path:
+    """The stub as one program; ``dynamic``: its functions are in .dynsym too."""
+    export = ("-rdynamic",) if dynamic else ()
+    return build("stub_ggml.c", cflags=("-DMAIN", BUILD_ID, *export, *flags), strip=strip)
+
+
+def library(*flags: str, name: str, strip: bool = False) -> Path:
+    """The stub as a shared object."""
+    return build("stub_ggml.c", cflags=(BUILD_ID, *flags), shared=True, name=name, strip=strip)
+
+
+def plain(strip: bool = True) -> Path:
+    """A program that has no engine until it loads one."""
+    return build("stub_ggml.c", cflags=("-DPLAIN_MAIN", BUILD_ID), strip=strip, name="plain")
+
+
+class Engine:
+    """A running stub."""
+
+    def __init__(self, command: Path | Sequence[str | Path]) -> None:
+        words = [command] if isinstance(command, Path) else list(command)
+        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._unread = b""
+        self.pid = int(self.reply()["ready"])
+
+    @property
+    def _out(self) -> IO[bytes]:
+        assert self.process.stdout is not None
+        return self.process.stdout
+
+    def send(self, order: str | bytes) -> None:
+        """Give an order without waiting for its answer."""
+        assert self.process.stdin is not None
+        self.process.stdin.write((order if isinstance(order, bytes) else order.encode()) + b"\n")
+        self.process.stdin.flush()
+
+    def reply(self, meanwhile: Callable[[], None] | None = None) -> Reply:
+        """The next answer; ``meanwhile`` is called until it comes."""
+        until = time.monotonic() + DEADLINE
+        while b"\n" not in self._unread:
+            if select.select([self._out], [], [], 0 if meanwhile else 1.0)[0]:
+                piece = os.read(self._out.fileno(), 1 << 20)
+                assert piece, f"the stub ended (exit status {self.process.wait()})"
+                self._unread += piece
+            elif meanwhile:
+                meanwhile()
+            assert time.monotonic() < until, "the stub does not answer"
+        line, _, self._unread = self._unread.partition(b"\n")
+        answer: Reply = json.loads(line)
+        assert "error" not in answer, answer
+        return answer
+
+    def order(self, order: str | bytes, meanwhile: Callable[[], None] | None = None) -> Reply:
+        """Give an order and wait for the answer."""
+        self.send(order)
+        return self.reply(meanwhile)
+
+    def kill(self) -> None:
+        """End it at once and reap it."""
+        self.process.kill()
+        self.process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+        for stream in (self.process.stdin, self.process.stdout):
+            if stream is not None:
+                stream.close()
+
+
+class Watch:
+    """An Attachment and the stub that it watches; everything is detached at the end."""
+
+    def __init__(self, stub: Engine, method: str = "auto", ops: str = "all", **options: Any) -> None:
+        self.stub = stub
+        self.attachment = Attachment.open(stub.pid, method=method, ops=ops, **options)
+
+    def run(self, words: str = "") -> Reply:
+        """Have the stub run, draining meanwhile."""
+        return self.order(f"run {words}")
+
+    def order(self, order: str) -> Reply:
+        """Give any order, draining meanwhile."""
+        reply = self.stub.order(order, self.drain)
+        self.drain()
+        return reply
+
+    def drain(self) -> None:
+        """Look at what has come."""
+        self.attachment.poll(0.005)
+
+    def snapshot(self) -> Snapshot:
+        """Everything up to now."""
+        self.drain()
+        return self.attachment.snapshot()
+
+    def keys(self, name: str) -> list[bytes]:
+        """The keys that are in a map of the kernel side."""
+        return list(self.attachment._programs._object.map(name).keys())
+
+    def stats(self) -> dict[str, int]:
+        """The kernel side's counters."""
+        return self.attachment._programs.stats()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.attachment.close()
+
+
+# ---- comparing -------------------------------------------------------------------------
+
+
+def kernels(replies: Iterable[Reply]) -> Counter[tuple[str, bool]]:
+    """(op, fused with the next) -> how often it ran, by the stub's log."""
+    return Counter((op, bool(fused)) for reply in replies for _, fused, op, _, _ in reply["kernels"])
+
+
+def kernels_seen(snapshot: Snapshot) -> Counter[tuple[str, bool]]:
+    """The same as the profiler has it."""
+    seen: Counter[tuple[str, bool]] = Counter()
+    for op in snapshot.ops:
+        seen[op.op, op.kernel.startswith("fused_")] += op.calls
+    return seen
+
+
+def seconds_of(replies: Iterable[Reply]) -> dict[str, float]:
+    """Seconds per op: from one kernel's begin to the next one's, the last one to the graph's end."""
+    seconds: dict[str, float] = defaultdict(float)
+    for reply in replies:
+        ends = [begin for *_, begin, _ in reply["kernels"][1:]] + [reply["graph"][1]]
+        for (_, _, op, begin, _), end in zip(reply["kernels"], ends, strict=True):
+            seconds[op] += (end - begin) / 1e9
+    return seconds
+
+
+def check_ops(snapshot: Snapshot, replies: Sequence[Reply]) -> None:
+    """Counts are equal, seconds agree, nothing is uncovered, unknown or lost."""
+    assert kernels_seen(snapshot) == kernels(replies)
+    truth = seconds_of(replies)
+    seen: dict[str, float] = defaultdict(float)
+    for op in snapshot.ops:
+        seen[op.op] += op.seconds
+    for op_name, seconds in truth.items():
+        assert near(seen[op_name], seconds), (op_name, seen[op_name], seconds)
+    assert all(not graph.uncovered for graph in snapshot.graphs), snapshot.graphs
+    assert snapshot.lost.total == 0, snapshot.lost
+
+
+def near(seen: float, truth: float, relative: float = 0.1, absolute: float = 0.01) -> bool:
+    """Equal within what another process may take of this busy machine."""
+    return abs(seen - truth) <= absolute + relative * truth
+
+
+def wait_for(condition: Callable[[], bool], what: str, seconds: float = DEADLINE) -> None:
+    """Until ``condition`` holds; the test fails when it does not come to that."""
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, f"in vain waited for: {what}"
+        time.sleep(0.01)
+
+
+# ---- the command line ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run of the program ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """Its data, which must be strict JSON."""
+
+        def refuse(word: str) -> float:
+            raise AssertionError(f"{word} in JSON")
+
+        answer: dict[str, Any] = json.loads(self.out, parse_constant=refuse)
+        return answer
+
+    @property
+    def line(self) -> str:
+        """What it said on standard error: exactly one line."""
+        assert self.err.count("\n") == 1 and self.err.endswith("\n"), self.err
+        return self.err.rstrip("\n")
+
+
+def profinferd(
+    *arguments: str | int,
+    under: Sequence[str] = (),
+    duration: float | None = 0.3,
+    meanwhile: Callable[[], None] | None = None,
+) -> Outcome:
+    """``profinferd attach --format json -q ARGUMENTS``, ``under`` another command."""
+    words = [*under, sys.executable, "-m", "profinferd.agent", "attach", "--format", "json", "-q"]
+    if duration is not None:
+        words += ["-d", str(duration)]
+    process = subprocess.Popen(
+        [*words, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        if meanwhile is not None:
+            meanwhile()
+        out, err = process.communicate(timeout=DEADLINE)
+    finally:
+        process.kill()
+        process.wait()
+    return Outcome(process.returncode, out, err)
+
+
+def links() -> set[int]:
+    """Ids of every BPF link in this kernel, whoever holds it."""
+    return {link.id for link in bpfsys.links()}
+
+
+def copied(path: Path, folder: Path, name: str | None = None) -> Path:
+    """A private, executable copy of a built file."""
+    to = folder / (name or path.name)
+    shutil.copy(path, to)
+    to.chmod(0o755)
+    return to
