@@ -74,10 +74,14 @@ def libraries(engines: Engines, stripped: bool) -> Path:
 
 
 class PySync:
-    """The running victim; a context manager. ``ask("generate", ...)`` and so on."""
+    """The running victim; a context manager. ``ask("generate", ...)`` and so on.
 
-    def __init__(self, options: Options) -> None:
+    ``script``: another program that takes the same options and talks in the same way.
+    """
+
+    def __init__(self, options: Options, script: Path = VICTIM) -> None:
         self.options = options
+        self.script = script
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
 
@@ -99,7 +103,7 @@ class PySync:
         }
         self._log = tempfile.TemporaryFile()
         self._process = subprocess.Popen(
-            with_parent([str(engines.python), str(VICTIM), json.dumps(options)]),
+            with_parent([str(engines.python), str(self.script), json.dumps(options)]),
             env={**os.environ, "GGML_NO_BACKTRACE": "1", **o.env},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
