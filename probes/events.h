@@ -246,7 +246,8 @@ enum stat {
 	ST_FAULT_CALL, ST_FAULT_GRAPH, ST_FAULT_NODE, ST_FAULT_OP, ST_FAULT_INTS,
 	ST_MAP_FULL,		/* a thread's state found no room */
 	ST_SLOT_BUSY,		/* executions not summed: another thread ran the same graph */
-	ST_SKIPPED_RETURN,	/* session: return address not in executable text */
+	ST_SKIPPED_RETURN,	/* session: calls not followed, for their return could do damage:
+				 * no code at the return address, or one waits on another stack */
 	ST_COUNT,
 };
 

@@ -710,11 +710,28 @@ static __always_inline struct frame *top_frame(struct thread *t)
 
 struct unwind {
 	struct thread *t;
-	__u64 sp;		/* entering a function with this stack pointer, */
+	__u64 sp;		/* stack pointer at the entry of the function that is entered, */
 	__u64 ts;
-	__u32 level;		/* of this level */
-	__u32 returning;	/* or returning from it */
+	__u32 level;		/* of this level, */
+	__u32 returning;	/* or that returns */
 };
+
+/* Whether this is the frame of a function of this level, entered with this stack pointer:
+ * what returns, be it after a longjmp or on another stack than the one entered last. */
+static __always_inline bool is_frame(const struct frame *f, __u32 level, __u64 sp)
+{
+	return f->level == level && f->sp == sp;
+}
+
+static __always_inline bool has_frame(const struct thread *t, __u32 level, __u64 sp)
+{
+	__u32 i;
+
+	for (i = 0; i < MAX_FRAMES; i++)
+		if (i < t->depth && is_frame(&t->frames[i], level, sp))
+			return true;
+	return false;
+}
 
 /* Drops the innermost frame if it cannot be open any more. On entry: the stack grows
  * down, so what is still open was entered higher up (equal for a tail call, which is
@@ -726,7 +743,7 @@ static long drop_frame(__u32 i, struct unwind *u)
 
 	if (!f)
 		return 1;
-	if (u->returning ? f->level == u->level :
+	if (u->returning ? is_frame(f, u->level, u->sp) :
 			   f->sp > u->sp || (f->sp == u->sp && f->level != u->level))
 		return 1;
 	send_abandoned(f, u->ts);
@@ -745,7 +762,7 @@ static __always_inline void drop_frames(struct thread *t, __u64 sp, __u64 ts, __
 	struct frame *f = top_frame(t);
 
 	/* Nearly always there is nothing to drop. */
-	if (f && (returning ? f->level != level : f->sp <= sp))
+	if (f && (returning ? !is_frame(f, level, sp) : f->sp <= sp))
 		bpf_loop(MAX_FRAMES, drop_frame, &u, 0);
 }
 
@@ -891,7 +908,8 @@ open_for_ops:
 		open_ops(t, target, e, nodes, n_nodes);
 }
 
-static __always_inline void worker_entry(struct pt_regs *ctx, __u64 cookie)
+/* False when the function is not followed any further: no return is needed. */
+static __always_inline bool worker_entry(struct pt_regs *ctx, __u64 cookie)
 {
 	__u64 ts = bpf_ktime_get_ns();
 	__u64 id = bpf_get_current_pid_tgid();
@@ -910,19 +928,19 @@ static __always_inline void worker_entry(struct pt_regs *ctx, __u64 cookie)
 	struct event *e;
 
 	if (!target)
-		return;
+		return false;
 	layout_index = target->layout;
 	l = bpf_map_lookup_elem(&layouts, &layout_index);
 	if (!l)
-		return;
+		return false;
 	count(is_call(level) ? ST_HITS_CALL : ST_HITS_GRAPH);
 	t = enter_thread(tid, layout_index);
 	if (!t)
-		return;
+		return false;
 	drop_frames(t, sp, ts, level, false);
 	if (t->depth >= MAX_FRAMES) {
 		count(ST_MAP_FULL);
-		return;
+		return false;
 	}
 	below = top_frame(t);
 	if (below)
@@ -942,7 +960,7 @@ static __always_inline void worker_entry(struct pt_regs *ctx, __u64 cookie)
 	e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
 	if (!e) {
 		count(ST_LOST_EVENTS);
-		return;
+		return true;
 	}
 	fill_event(e, ts, is_call(level) ? EV_CALL_BEGIN : EV_GRAPH_BEGIN);
 	e->seq = f->seq;
@@ -966,6 +984,7 @@ static __always_inline void worker_entry(struct pt_regs *ctx, __u64 cookie)
 		enter_graph(t, l, target, e);
 	}
 	bpf_ringbuf_submit(e, BPF_RB_NO_WAKEUP);
+	return true;
 }
 
 /* ---- return -------------------------------------------------------------------- */
@@ -977,6 +996,7 @@ static __always_inline void worker_return(struct pt_regs *ctx, __u64 cookie)
 	__u32 level = cookie_level(cookie);
 	__u32 tgid = id >> 32, tid = id;
 	struct target *target = bpf_map_lookup_elem(&targets, &tgid);
+	__u64 sp = REG_SP(ctx) - RETURN_POPS;	/* as it was at the entry */
 	struct frame f = {}, *top;
 	struct thread *t;
 	struct event *e;
@@ -985,9 +1005,8 @@ static __always_inline void worker_return(struct pt_regs *ctx, __u64 cookie)
 		return;
 	count(is_call(level) ? ST_HITS_CALL : ST_HITS_GRAPH);
 	t = bpf_map_lookup_elem(&threads, &tid);
-	top = t ? top_frame(t) : 0;
-	if (top && top->open & 1 << (level & 31)) {
-		drop_frames(t, 0, ts, level, true);
+	if (t && has_frame(t, level, sp)) {
+		drop_frames(t, sp, ts, level, true);
 		top = top_frame(t);
 		if (top) {
 			f = *top;
@@ -1179,11 +1198,14 @@ static __always_inline void on_op(struct pt_regs *ctx, bool fused)
 	struct op_hit *h;
 	long node;
 
-	if (!t || !t->nodes) {
+	if (!t) {
 		count(ST_HITS_OTHER_THREAD);
 		return;
 	}
 	count(ST_HITS_OP);
+	/* Thread 0 outside a graph whose ops are wanted, or of one whose begin was lost. */
+	if (!t->nodes)
+		return;
 	t->hits++;
 	node = find_node(t, tensor);
 	if (node < 0) {

@@ -54,6 +54,7 @@ struct pt_regs {
 #define REG_ARG3(ctx) ((ctx)->dx)
 #define REG_RET(ctx) ((ctx)->ax)
 #define REG_SP(ctx) ((ctx)->sp)
+#define RETURN_POPS 8	/* bytes of stack that a return takes: the return address */
 /* A struct of more than 16 bytes is passed on the stack, above the return address. */
 #define BATCH_ADDR(ctx, sp) ((sp) + 8)
 #elif defined(__TARGET_ARCH_arm64)
@@ -65,6 +66,7 @@ struct pt_regs {
 #define REG_ARG3(ctx) ((ctx)->regs[2])
 #define REG_RET(ctx) ((ctx)->regs[0])
 #define REG_SP(ctx) ((ctx)->sp)
+#define RETURN_POPS 0
 /* AAPCS64: a large struct is copied by the caller, its address is the argument. */
 #define BATCH_ADDR(ctx, sp) ((ctx)->regs[1])
 #else
