@@ -7,6 +7,8 @@ clock. Nothing here is computed from the profiler's output.
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import json
 import os
 import select
@@ -40,8 +42,9 @@ def engine(*flags: str, strip: bool = False, dynamic: bool = True) -> Path:
 
 
 def library(*flags: str, name: str, strip: bool = False) -> Path:
-    """The stub as a shared object."""
-    return build("stub_ggml.c", cflags=(BUILD_ID, *flags), shared=True, name=name, strip=strip)
+    """The stub as a shared object; it calls its own functions, whatever the program has."""
+    options = (BUILD_ID, "-Wl,-Bsymbolic", *flags)
+    return build("stub_ggml.c", cflags=options, shared=True, name=name, strip=strip)
 
 
 def plain(strip: bool = True) -> Path:
@@ -256,6 +259,27 @@ def profinferd(
 def links() -> set[int]:
     """Ids of every BPF link in this kernel, whoever holds it."""
     return {link.id for link in bpfsys.links()}
+
+
+def held_by_others() -> set[int]:
+    """Ids of links that other processes, which live, hold."""
+    found = set()
+    for path in glob.iglob("/proc/[0-9]*/fdinfo/*"):
+        if path.startswith(f"/proc/{os.getpid()}/"):
+            continue
+        with contextlib.suppress(OSError):
+            for line in Path(path).read_text().splitlines():
+                if line.startswith("link_id:"):
+                    found.add(int(line.split()[1]))
+    return found
+
+
+def nothing_left(before: set[int]) -> None:
+    """No link is there that was not there before and that nobody else holds.
+
+    Perf uprobes take the kernel a moment to take away.
+    """
+    wait_for(lambda: not (new := links() - before) or not new - held_by_others(), "links to go")
 
 
 def copied(path: Path, folder: Path, name: str | None = None) -> Path:

@@ -187,9 +187,15 @@ static void new_arena(void)
 
 static struct tensor *new_tensor(const char *name, int type, int64_t a, int64_t b, int64_t c)
 {
-	struct tensor *t = (struct tensor *)((char *)take(sizeof(*t) + 32) + 32);
+	/* What the engine's allocator keeps in front of each: place, size, next one, kind. */
+	uint64_t *header = take(sizeof(struct tensor) + 32);
+	struct tensor *t = (struct tensor *)(header + 4);
 	const struct type_traits *traits = &type_traits[type];
 
+	header[0] = (char *)t - arena.base;
+	header[1] = sizeof(*t);
+	header[2] = (uintptr_t)(t + 1);
+	header[3] = 0;
 	memset(t, 0, sizeof(*t));
 	t->type = type;
 	t->ne[0] = a, t->ne[1] = b, t->ne[2] = c, t->ne[3] = 1;
