@@ -237,10 +237,16 @@ def profinferd(
     *arguments: str | int,
     under: Sequence[str] = (),
     duration: float | None = 0.3,
-    meanwhile: Callable[[], None] | None = None,
+    meanwhile: Callable[[subprocess.Popen[str]], None] | None = None,
 ) -> Outcome:
-    """``profinferd attach --format json -q ARGUMENTS``, ``under`` another command."""
-    words = [*under, sys.executable, "-m", "profinferd.agent", "attach", "--format", "json", "-q"]
+    """``profinferd attach --format json ARGUMENTS``, ``under`` another command.
+
+    ``meanwhile`` is called as soon as probes are attached; of standard error, what came
+    until then (progress, for people) is left out.
+    """
+    words = [*under, sys.executable, "-m", "profinferd.agent", "attach", "--format", "json"]
+    if meanwhile is None:
+        words.append("-q")
     if duration is not None:
         words += ["-d", str(duration)]
     process = subprocess.Popen(
@@ -248,7 +254,11 @@ def profinferd(
     )
     try:
         if meanwhile is not None:
-            meanwhile()
+            assert process.stderr is not None
+            for line in process.stderr:
+                if line.startswith("attached to"):
+                    break
+            meanwhile(process)
         out, err = process.communicate(timeout=DEADLINE)
     finally:
         process.kill()
