@@ -15,7 +15,7 @@ PACKAGES := gcc libc6-dev binutils clang llvm libbpf1 libbpf-dev python3 python3
 # What only tests need: files for arm64, which are read and never run, and mini-debuginfo.
 TEST_PACKAGES := gcc-aarch64-linux-gnu libc6-dev-arm64-cross xz-utils
 
-.PHONY: help setup packages tree objects run test lint clean build
+.PHONY: help setup packages tree objects run test bench lint clean build
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,6 +28,11 @@ run: setup ## Profile a stock llama.cpp server with a real model, and clean up
 test: PACKAGES += $(TEST_PACKAGES)
 test: setup lint ## Run every check and test, real eBPF included (as root)
 	@$(PYTHON) -m pytest
+
+bench: PACKAGES += bpftrace
+bench: setup ## Measure what watching costs, in 15 minutes; QUICK=1: in 3; ROWS="default all": only these
+	@BENCH_COMMAND='make bench$(if $(QUICK), QUICK=1)$(if $(ROWS), ROWS="$(ROWS)")' \
+	  $(PYTHON) -m tests.bench $(if $(QUICK),--quick) $(if $(ROWS),--rows "$(ROWS)")
 
 lint: setup ## Check style (ruff) and types (mypy --strict)
 	@$(PYTHON) -m ruff check

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rows of the benchmark: ways to watch the same engine do the same work."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+
+from tests.engines import profiler
+
+_NO_PID = str((1 << 22) + 1)  # beyond the largest that the kernel gives
+_USAGE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """``kind``: nothing, attach (the command line), firstbyte, bpftrace.
+
+    ``options`` of ``profinferd attach``. ``every``: in every so many rounds; what is slow to
+    start and costs tens of percent needs few. ``at_least``: seconds of decoding in a window.
+    """
+
+    key: str
+    title: str
+    kind: str = "attach"
+    options: tuple[str, ...] = ()
+    every: int = 1
+    at_least: float = 0.0
+
+    @property
+    def sees_ops(self) -> bool:
+        """Whether it says anything about operators."""
+        return self.kind != "nothing" and "off" not in self.options
+
+
+ROWS = (
+    Row("nothing", "nothing (the noise floor)", "nothing"),
+    Row("tokens", "tokens and graphs: `--ops off`", options=("--ops", "off")),
+    # A burst every 5 s or more: a window holds a whole period.
+    Row("default", "**default**: `--ops sampled`", options=("--ops", "sampled"), at_least=6.0),
+    Row("all", "**every operator**: `--ops all`", options=("--ops", "all")),
+    Row(
+        "perf",
+        "the same by perf uprobes: `--attach-method perf`",
+        options=("--ops", "all", "--attach-method", "perf"),
+        every=2,
+    ),
+    Row("bcc", "the same by BCC: `--loader bcc`", options=("--ops", "all", "--loader", "bcc"), every=3),
+    Row(
+        "firstbyte",
+        "our programs at the first byte of every `ggml_compute_forward_*`",
+        "firstbyte",
+        ("--ops", "all"),
+        every=3,
+    ),
+    Row("bpftrace", "bpftrace, sum per `ggml_compute_forward_*`, entry and return", "bpftrace", every=4),
+)
+KEYS = tuple(row.key for row in ROWS)
+
+
+def absent(row: Row) -> str:
+    """Why a row cannot be measured here, or nothing."""
+    if row.kind == "bpftrace" and shutil.which("bpftrace") is None:
+        return "bpftrace is not installed"
+    if row.kind == "attach":
+        # The command line itself says whether it knows the options: a wrong pid comes later.
+        code, _, err = profiler.run("attach", "--pid", _NO_PID, *row.options)
+        if code == _USAGE:
+            return err.strip().removeprefix("profinferd: ")
+    return ""

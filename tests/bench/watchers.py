@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What watches the target while a row is measured: started, asked for its cost, ended."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from tests.engines.processes import end, with_parent
+from tests.engines.profiler import Profiler, Report
+
+from .rows import Row
+
+FUNCTIONS = "ggml_compute_forward_"
+EVERY = "*"
+_COUNT = "uprobe:{lib}:{f} {{ @n[probe] = count(); }}"
+_TIME = (
+    "uprobe:{lib}:{f} {{ @s[tid] = nsecs; }} "
+    "uretprobe:{lib}:{f} /@s[tid]/ {{ @ns[probe] = sum(nsecs - @s[tid]); delete(@s[tid]); }}"
+)
+_PROBES = re.compile(rb"Attaching (\d+) probes")
+_LINE = re.compile(r"^@(n|ns)\[[^\]]*:" + FUNCTIONS + r"(\w+)\]: (\d+)$", re.MULTILINE)
+_READY_SECONDS, _STOP_SECONDS, _QUIET_SECONDS = 60.0, 120.0, 0.5
+
+
+class WatchFailed(RuntimeError):
+    """The watcher did not start, or did not end as it should."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a watcher says when it ends. None: it does not say.
+
+    ``hits`` of probes a call, all threads together; ``kernels`` executed a call; records
+    ``lost``; seconds ``by_op`` (the engine's name of the operator).
+    """
+
+    hits: float | None = None
+    kernels: int | None = None
+    lost: int | None = None
+    by_op: Mapping[str, float] = field(default_factory=dict)
+
+
+class Watcher(Protocol):
+    """``pid`` None: nobody watches. ``finish`` ends it, and what it had attached is gone then."""
+
+    pid: int | None
+
+    def finish(self) -> Seen: ...
+
+
+class Nobody:
+    pid: int | None = None
+
+    def finish(self) -> Seen:
+        return Seen()
+
+
+class Ours:
+    """``profinferd attach``, as a user runs it."""
+
+    def __init__(self, profiler: Profiler) -> None:
+        self.pid: int | None = profiler.pid
+        self._profiler = profiler
+
+    def finish(self) -> Seen:
+        return seen_by_us(self._profiler.finish())
+
+
+def seen_by_us(report: Report) -> Seen:
+    """The figures of the benchmark from a report."""
+    calls = report.calls()
+    by_op: dict[str, float] = defaultdict(float)
+    for row in report.json["ops"]:
+        by_op[row["op"]] += row["seconds"] or 0.0
+    kernels = [g["executed"] for g in report.json["graphs"] if g["executed"]]
+    hits = report.json["overhead"]["hits"]
+    return Seen(
+        hits / calls if calls and hits is not None else None,
+        max(kernels, default=None),
+        report.json["lost"]["total"],
+        by_op,
+    )
+
+
+class BpfTrace:
+    """bpftrace on the functions of all operators, as it is used for this question.
+
+    The times of every function of ``functions`` (names without their common prefix, all by
+    default) are added up by entry and return; with ``count`` their entries are counted
+    instead. It attaches to the file: with ``-p`` it would see one thread of the process.
+    """
+
+    def __init__(self, library: Path, functions: Sequence[str] = (EVERY,), *, count: bool = False) -> None:
+        program = " ".join(
+            (_COUNT if count else _TIME).format(lib=library, f=FUNCTIONS + name) for name in functions
+        )
+        self._process = subprocess.Popen(
+            with_parent(["bpftrace", "-e", program]),
+            env={**os.environ, "BPFTRACE_MAX_PROBES": "4096"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        self.pid: int | None = self._process.pid
+        self._out = b""
+        try:
+            self._wait()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _wait(self) -> None:
+        """It says how many probes it is about to attach, and not when it has: a descriptor each."""
+        stdout = self._process.stdout
+        assert stdout is not None
+        until = time.monotonic() + _READY_SECONDS
+        last, since = -1, time.monotonic()
+        while time.monotonic() < until:
+            if select.select([stdout], [], [], 0.1)[0]:
+                piece = os.read(stdout.fileno(), 65536)
+                self._out += piece
+                if not piece:
+                    break
+            wanted = _PROBES.search(self._out)
+            open_now = len(os.listdir(f"/proc/{self.pid}/fd")) if wanted else -1
+            if open_now != last:
+                last, since = open_now, time.monotonic()
+            elif wanted and open_now > int(wanted[1]) and time.monotonic() - since > _QUIET_SECONDS:
+                return
+        raise WatchFailed("bpftrace did not attach: " + self._out.decode(errors="replace").strip()[-300:])
+
+    def sums(self) -> dict[str, int]:
+        """Ends it; ns or counts by function (without the common prefix). Takes 0.1 s a probe."""
+        self._process.send_signal(signal.SIGINT)
+        out, _ = self._process.communicate(timeout=_READY_SECONDS + _STOP_SECONDS)
+        text = (self._out + out).decode(errors="replace")
+        return {name: int(value) for _, name, value in _LINE.findall(text)}
+
+    def finish(self) -> Seen:
+        return Seen(by_op={name: ns / 1e9 for name, ns in self.sums().items()})
+
+    def stop(self) -> None:
+        end(self._process)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+
+@contextmanager
+def watching(row: Row, pid: int, functions: Sequence[str]) -> Iterator[Watcher]:
+    """The row's watcher on process ``pid``, attached. Raises WatchFailed.
+
+    ``functions``: what bpftrace attaches to.
+    """
+    if row.kind == "nothing":
+        yield Nobody()
+        return
+    if row.kind == "bpftrace":
+        tracer = BpfTrace(library_of(pid), functions)
+        try:
+            yield tracer
+        finally:
+            tracer.stop()
+        return
+    profiler = Profiler(pid, *row.options)
+    if row.kind == "firstbyte":
+        profiler.command[:3] = [sys.executable, "-m", "tests.bench.firstbyte"]
+    try:
+        with profiler:
+            yield Ours(profiler)
+    except RuntimeError as error:
+        raise WatchFailed(str(error)) from error
+
+
+def library_of(pid: int) -> Path:
+    """The file with the operators that a process has mapped."""
+    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+        path = line.split(maxsplit=5)[5:]
+        if path and "libggml-cpu" in path[0]:
+            return Path(path[0])
+    raise WatchFailed(f"process {pid} has no libggml-cpu mapped")
