@@ -24,19 +24,18 @@ from .servers import EngineDied, Options, Server, free_port
 
 WATCH_SECONDS = 8.0
 PROMPTS = (
-    "The first computers filled whole rooms, and",
-    "A good loaf of bread needs",
-    "On a clear night in the mountains you can see",
-    "The history of the bicycle begins",
+    "The first computers filled whole rooms and were programmed with cables and switches. Today",
+    "A good loaf of bread needs flour, water, salt and above all time. The dough is mixed and",
+    "On a clear night in the mountains you can see thousands of stars with the naked eye, and",
+    "The history of the bicycle begins in the early nineteenth century, when a wooden machine",
 )
-# Each of these answers one of the questions that the tool is for.
-SHOWN = re.compile(
-    r"profinfer_(prompt_tokens_total|generation_tokens_total"
-    r"|calls_total\{.*phase=\"decode\""
-    r"|op_seconds_total\{.*op=\"MUL_MAT\".*phase=\"decode\""
-    r"|inter_token_latency_seconds_(sum|count)|probe_hits_total|lost_records_total)"
+# Of the metrics, these are shown: what went in and out, how fast, and what it was spent on.
+ALWAYS = re.compile(
+    r"profinfer_(prompt_tokens_total|generation_tokens_total|calls_total\{.*phase=\"decode\""
+    r"|inter_token_latency_seconds_(sum|count)|probe_hits_total)"
 )
-MOST_LINES = 14
+BIGGEST = re.compile(r"profinfer_op_seconds_total\{.*phase=\"decode\"")
+BIGGEST_SHOWN = 5
 
 
 def say(text: str = "") -> None:
@@ -53,7 +52,7 @@ def _prompts(server: Server) -> Iterator[None]:
             if over.is_set():
                 return
             try:
-                server.completion(prompt, 48)
+                server.completion(prompt, 48, cache_prompt=False)
             except (EngineDied, OSError):
                 return
 
@@ -93,8 +92,11 @@ class Scrape(threading.Thread):
             time.sleep(0.3)
 
     def lines(self) -> list[str]:
-        found = [line for line in self.text.splitlines() if SHOWN.match(line)]
-        return found[:MOST_LINES]
+        """A few samples of the exposition."""
+        samples = self.text.splitlines()
+        ops = [line for line in samples if BIGGEST.match(line)]
+        ops.sort(key=lambda line: -float(line.rpartition(" ")[2]))
+        return [line for line in samples if ALWAYS.match(line)] + ops[:BIGGEST_SHOWN]
 
 
 def _watch(server: Server) -> int:
