@@ -187,9 +187,9 @@ def test_ended_while_attaching(method: str) -> None:
     before = links()
     descriptors = len(os.listdir("/proc/self/fd"))
     outcomes = set()
-    for step in range(10):
+    for step in range(7):
         with Engine(engine()) as stub:
-            killer = threading.Timer(0.03 * step, stub.process.kill)
+            killer = threading.Timer(0.04 * step, stub.process.kill)
             killer.start()
             try:
                 with Attachment.open(stub.pid, method=method) as attachment:

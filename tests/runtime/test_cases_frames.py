@@ -110,11 +110,11 @@ def test_a_forked_child(method: str) -> None:
         assert counters.hits["token"] == 4 and counters.hits["op_other_thread"] == 0
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["session", "perf"])
 def test_attached_in_the_middle_of_a_call(method: str) -> None:
     """C21: the end of a call whose begin was not seen is no call; the next one is whole."""
     with Engine(engine()) as stub:
-        stub.send("run pos=0-3 out=3 us=100000")  # some 3 s
+        stub.send("run pos=0-3 out=3 us=60000")  # some 2 s
         time.sleep(0.05)
         with Watch(stub, method) as watch:
             stub.reply(watch.drain)

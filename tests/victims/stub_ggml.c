@@ -426,6 +426,12 @@ static int is_empty(const struct tensor *t)
 	return none || !t->ne[0] || !t->ne[1] || !t->ne[2];
 }
 
+#ifdef UNUSED_DISPATCH
+#define dispatch(p, t) kernel()
+#else
+#define dispatch(p, t) ggml_cpu_extra_compute_forward(p, t)
+#endif
+
 /* All kernels of a graph, as one thread of the pool runs them. */
 static void compute(struct cgraph *g)
 {
@@ -443,7 +449,7 @@ static void compute(struct cgraph *g)
 		if (r.fused)
 			ggml_compute_forward_rms_norm_mul_fused(&p, t, next);
 		else
-			ggml_cpu_extra_compute_forward(&p, t);
+			dispatch(&p, t);
 		r.end = now();
 		if (!working)
 			said.records[said.n_records++] = r;

@@ -9,6 +9,7 @@
  *                      CPU, ACCESSORS, UID
  *   -DTRAP_ENCODE      llama_encode begins with int3 (and may not be called)
  *   -DCLONED_DECODE    llama_decode is only there as llama_decode.isra.0
+ *   -DUNUSED_DISPATCH  the dispatch function is there, and nobody calls it
  *   -DHIDE             nothing is exported
  */
 #ifndef STUB_GGML_H
