@@ -240,6 +240,16 @@ def _notes(
             "ops: incomplete, this build has no function that every kernel passes",
         ),
         (
+            facts.has_calls and named.get("hits_call") == 0 and named.get("hits_graph", 0) > 0,
+            "calls: none of the probed functions was entered although graphs ran, this program"
+            " makes its calls another way",
+        ),
+        (
+            facts.has_ops and uncovered and named.get("hits_op") == 0,
+            "ops: none of the probed functions was entered although graphs ran, this build runs"
+            " its kernels another way",
+        ),
+        (
             counts.ambiguous,
             f"tokens: {counts.ambiguous} were classified by shape alone, their positions are"
             " not known; no request can be followed through them",
