@@ -15,12 +15,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 
+from .bursts import BurstDriver, Probes
 from .errors import MachineError, ProfinferError, TargetEnded, TargetError
+from .kernel.check import returns_under_seccomp, seccomp_mode
 from .kernel.programs import Drained, GgmlPrograms, Probe
+from .model.budget import BudgetConfig, Prices
 from .model.records import Kind
 from .model.session import Session
 from .model.snapshot import Snapshot
 from .model.tensors import Graph
+from .prices import prices_here
 from .settle import LayoutSettler, layout_fields
 from .target.facts import FileInfo, HookSite, TargetInfo
 from .target.inspect import inspect_target, start_child
@@ -43,6 +47,12 @@ BUSY_SHARE = 0.5
 LAYOUT = 0
 """Index in the map "layouts": one target, one layout."""
 
+GROUPS = {"op": "ops", "graph": "graphs", "call": "calls"}
+"""Groups of links by level of the hook, in the order in which they are attached."""
+
+SECCOMP_FILTER = 2
+"""The mode of a sandboxed process in /proc/PID/status (design D13)."""
+
 
 @dataclass(slots=True)
 class Attached:
@@ -60,12 +70,23 @@ class Attached:
 class Attachment:
     """Probes on one process and the session that they feed. Close it, or use ``with``."""
 
-    def __init__(self, process: Process, info: TargetInfo, programs: GgmlPrograms, *, ops: str) -> None:
+    def __init__(
+        self,
+        process: Process,
+        info: TargetInfo,
+        programs: GgmlPrograms,
+        *,
+        ops: str,
+        config: BudgetConfig | None = None,
+        prices: Prices | None = None,
+    ) -> None:
         self.process = process
         self.info = info
         self.seen_anything = False
         self._programs = programs
         self._ops = ops
+        self._config, self._prices = config, prices
+        self._driver: BurstDriver | None = None
         self._session: Session | None = None
         self._layout: Layout | None = None
         self._settler = LayoutSettler(info.layouts, info.tables)
@@ -87,17 +108,23 @@ class Attachment:
         *,
         method: str = "auto",
         ops: str = "all",
+        budget: BudgetConfig | None = None,
         btf_path: str | None = None,
         loader: str = "libbpf",
         progress: Progress = lambda line: None,
     ) -> Attachment:
         """Attach to the process ``pid``.
 
+        ``ops``: all (a record per kernel), sampled (in bursts, as ``budget`` allows) or off.
+
         Raises TargetError, TargetEnded or MachineError; nothing is left attached then.
         """
         begun = time.monotonic()
         process = open_process(pid)
         used = cpu_seconds(process)
+        if seccomp_mode(process.pid) == SECCOMP_FILTER:
+            # Before anything is attached: some kernels kill such a process at its first return.
+            returns_under_seccomp()
         progress(f"looking into process {process.pid}")
         # The child's interpreter starts while the kernel verifies the programs.
         child = start_child()
@@ -111,7 +138,10 @@ class Attachment:
         except BaseException:
             programs.close()
             raise
-        self = cls(process, info, programs, ops=ops)
+        prices = None
+        if ops != "off":
+            prices = prices_here(programs.method, btf_path, progress)
+        self = cls(process, info, programs, ops=ops, config=budget or BudgetConfig(), prices=prices)
         try:
             self._attach_files(info.files)
             if not alive(process):
@@ -140,11 +170,14 @@ class Attachment:
         for file in files:
             if file.file_id in self._attached:
                 continue
-            hooks = [h for h in file.hooks if self._wanted(h, file)]
+            hooks = [h for h in file.hooks if self._wanted(h)]
             done = 0
-            for group in ("ops", "graphs"):
-                some = [h for h in hooks if (h.level == "op") == (group == "ops")]
-                done += self._attach_hooks(group, file, some, failures)
+            for level, group in GROUPS.items():
+                some = [h for h in hooks if h.level == level]
+                if group == "ops" and self._ops == "sampled":
+                    done += len(some)  # attached for bursts only
+                else:
+                    done += self._attach_hooks(group, file, some, failures)
             if done:
                 self._attached.add(file.file_id)
                 self.attached.sites += done
@@ -160,11 +193,21 @@ class Attachment:
             )
 
     def _set_mode(self) -> None:
+        if self._driver is not None:
+            return  # it says when to sum
         constants = self._programs.types.constants()
-        mode = constants["OPS_OFF"] if self.attached.op_source is None else constants["OPS_TRACE"]
+        trace = self._ops == "all" and self.attached.op_source is not None
+        mode = constants["OPS_TRACE" if trace else "OPS_OFF"]
         self._programs.set_target(self.process.pid, layout=LAYOUT, mode=mode)
 
-    def _wanted(self, hook: HookSite, file: FileInfo) -> bool:
+    def _attach_group(self, group: str) -> None:
+        """Attach all hooks of one group, in every file that has some."""
+        failures: list[ProfinferError] = []
+        for file in self.info.files:
+            hooks = [h for h in file.hooks if GROUPS.get(h.level) == group and self._wanted(h)]
+            self._attach_hooks(group, file, hooks, failures)
+
+    def _wanted(self, hook: HookSite) -> bool:
         # Splits on other backends are not looked at yet; a CPU split is an LV_CPU graph.
         if hook.event == "LV_BACKEND":
             return False
@@ -227,6 +270,10 @@ class Attachment:
             self._session = self._session or self._new_session(None)
             self._feed(self._session, drained)
         now = time.monotonic()
+        if self._driver is not None and self._driver.tick(now):
+            # The probes are gone: what still was in the rings belongs to the burst.
+            self._feed(self._driver.session, self._programs.drain())
+            self._driver.burst_over()
         if now >= self._next_look:
             self._next_look = now + LOOK_SECONDS
             self._look_for_libraries()
@@ -248,6 +295,8 @@ class Attachment:
             self._session = self._new_session(layout)
         self._session.target = facts_for_model(self.info, layout, self.attached)
         self._session.losses.add("events", self._dropped_events)
+        if self._ops == "sampled" and self._driver is None and self.attached.op_source is not None:
+            self._driver = self._new_driver(self._session)
         while self._held:
             self._feed(self._session, self._held.popleft())
 
@@ -327,11 +376,23 @@ class Attachment:
         session = self._session or self._unsettled()
         stats = self._programs.stats()
         stats["recursion_misses"] = sum(self._programs.recursion_misses().values())
+        if self._prices is not None:
+            stats["ns_per_hit"] = round(self._prices.op_ns)
         snapshot = session.snapshot(time.monotonic_ns(), stats)
+        if self._driver is not None:
+            snapshot = self._driver.describe(snapshot)
         notes = [*self.info.notes, *self.attached.notes]
         if self._layout is None and self._settler.reason is not None:
             notes.append(f"graphs: none could be read yet, {self._settler.reason}")
         return dataclasses.replace(snapshot, notes=(*notes, *snapshot.notes))
+
+    def _new_driver(self, session: Session) -> BurstDriver:
+        if self._config is None or self._prices is None:
+            raise ValueError("sampling needs a budget and prices")
+        probes = Probes(self._attach_group, self._programs.detach)
+        return BurstDriver(
+            self._programs, session, self.process.pid, probes, self._prices, self._config, LAYOUT
+        )
 
     def _new_session(self, layout: Layout | None) -> Session:
         tables = self.info.tables
@@ -350,6 +411,8 @@ class Attachment:
             try:
                 if self._session is not None:
                     self._session.finish(time.monotonic_ns())
+                if self._driver is not None:
+                    self._driver.finish()
                 self._final = self.snapshot()
             finally:
                 self._programs.close()

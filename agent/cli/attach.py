@@ -47,6 +47,8 @@ class Options:
     pid: int
     duration: float | None
     ops: str
+    budget: float
+    floor: float | None
     format: str
     listen: tuple[str, int] | None
     method: str
@@ -68,11 +70,13 @@ class End(enum.Enum):
 def open_attachment(options: Options, progress: Progress) -> Watched:
     """Attaches to the target. Raises the errors that the exit codes 2 to 5 stand for."""
     from ..attach import Attachment  # loads numpy and libbpf: not for --help or a usage error
+    from ..model.budgetdata import BudgetConfig
 
     return Attachment.open(
         options.pid,
         method=options.method,
         ops=options.ops,
+        budget=BudgetConfig(options.budget, qos_min_tokens_per_second=options.floor),
         btf_path=options.btf_path,
         loader=options.loader,
         progress=progress,
@@ -86,10 +90,25 @@ def _duration(context: click.Context, option: click.Parameter, value: float | No
 
 
 def _ops(context: click.Context, option: click.Parameter, value: str) -> str:
-    if value == "sampled":
-        raise UsageError("--ops sampled does not exist yet", "use --ops all or --ops off")
-    if value not in ("all", "off"):
-        raise UsageError(f"--ops {value!r} is not known", "use --ops all or --ops off")
+    if value not in ("sampled", "all", "off"):
+        raise UsageError(f"--ops {value!r} is not known", "use --ops sampled, all or off")
+    return value
+
+
+def _budget(context: click.Context, option: click.Parameter, value: str) -> float:
+    text = value.strip()
+    try:
+        ratio = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        ratio = math.nan
+    if not 0 < ratio <= 1:
+        raise UsageError(f"--budget {value!r} is not a share between 0 and 100 %", "for example --budget 1%")
+    return ratio
+
+
+def _floor(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
+    if value is not None and not (math.isfinite(value) and value > 0):
+        raise UsageError("--qos-min-tokens-per-second is not a positive number", "for example 5")
     return value
 
 
@@ -115,11 +134,27 @@ def _loader(context: click.Context, option: click.Parameter, value: str) -> str:
 )
 @click.option(
     "--ops",
-    default="all",
+    default="sampled",
     show_default=True,
     callback=_ops,
-    metavar="all|off",
-    help="Whether to watch every operator, or calls and graphs only.",
+    metavar="sampled|all|off",
+    help="Time operators in bursts as the budget allows, every one of them, or none.",
+)
+@click.option(
+    "--budget",
+    default="1%",
+    show_default=True,
+    callback=_budget,
+    metavar="SHARE",
+    help="How much slower the process may get at most (with --ops sampled).",
+)
+@click.option(
+    "--qos-min-tokens-per-second",
+    "floor",
+    type=float,
+    callback=_floor,
+    metavar="N",
+    help="Watch less when it decodes fewer tokens per second than this (with --ops sampled).",
 )
 @click.option(
     "--format",
@@ -158,6 +193,8 @@ def attach(
     pid: int,
     duration: float | None,
     ops: str,
+    budget: float,
+    floor: float | None,
     format_: str,
     listen: str | None,
     output: str | None,
@@ -177,6 +214,8 @@ def attach(
             pid=pid,
             duration=duration,
             ops=ops,
+            budget=budget,
+            floor=floor,
             format=format_,
             listen=None if listen is None else parse_address(listen),
             method=method,
@@ -218,10 +257,10 @@ def run(options: Options, clock: Callable[[], float] = time.monotonic) -> None:
         finally:
             # Also when polling failed: what was seen until then is the person's.
             if watched.seen_anything or end is End.DURATION:
-                snapshot = watched.snapshot()
                 # The target comes first: its probes go before a slow terminal, pager or
-                # disk is waited for.
+                # disk is waited for. Closing also settles what was left undecided.
                 probes.close()
+                snapshot = watched.snapshot()
                 _deliver(snapshot, options, file, notes)
     if not watched.seen_anything and end is End.TARGET:
         raise TargetEnded(

@@ -39,9 +39,9 @@ class MappedArray:
         raw = np.frombuffer(self._memory, np.uint8, stride * array.max_entries)
         self._live: npt.NDArray[Any] = np.ndarray(array.max_entries, dtype, raw, strides=(stride,))
 
-    def read(self) -> npt.NDArray[Any]:
-        """A copy of the values now; index is the key."""
-        return self._live.copy()
+    def read(self, first: int = 0, count: int | None = None) -> npt.NDArray[Any]:
+        """A copy of ``count`` values from key ``first`` on, as they are now."""
+        return self._live[first : None if count is None else first + count].copy()
 
     def close(self) -> None:
         """Unmap."""

@@ -73,6 +73,8 @@ class GgmlPrograms:
         self.left_out = dict(left_out)
         """Optional programs that the kernel refused, with its reason."""
         self._links: dict[str, list[Link]] = {}
+        self._following: set[str] = set()  # groups with probes that open and close frames
+        self._generation = 0
         self._rings: dict[str, Ring] = {}
         self._sums: MappedArray | None = None
         try:
@@ -191,6 +193,10 @@ class GgmlPrograms:
         """Add the ops of this graph up no more, from its next execution on."""
         self.give_slot(tgid, hash_, -1, 0)
 
+    def capacity(self) -> tuple[int, int]:
+        """(slots, elements of map "sums") that there are to give out."""
+        return self._object.map("owners").max_entries, self._object.map("sums").max_entries
+
     def owned_slots(self) -> list[int]:
         """Slots that an execution is writing to at this moment."""
         return [int(n) for n in np.flatnonzero(read_array(self._object.map("owners"), "u4"))]
@@ -254,18 +260,23 @@ class GgmlPrograms:
                 link.close()
             raise
         self._links.setdefault(group, []).extend(new)
+        ops = self.types.enum("op_probe").values()
+        if any(probe.level not in ops for probe in probes):
+            self._following.add(group)
 
     def _attach_perf(self, path: str, pid: int, probe: Probe) -> list[Link]:
         target = pid or -1
         cookie = _cookie(probe)
-        links = [attach_perf(self._program_fd(probe), path, probe.offset, cookie, target)]
-        if probe.returns:
-            try:
+        links: list[Link] = []
+        try:
+            if probe.returns:  # first, as in _attach_multi
                 fd = self._object.program_fd("on_return")
                 links.append(attach_perf(fd, path, probe.offset, cookie, target, ret=True))
-            except BaseException:
-                links[0].close()
-                raise
+            links.append(attach_perf(self._program_fd(probe), path, probe.offset, cookie, target))
+        except BaseException:
+            for link in links:
+                link.close()
+            raise
         return links
 
     def _attach_multi(self, path: str, pid: int, probes: Sequence[Probe]) -> list[Link]:
@@ -303,7 +314,15 @@ class GgmlPrograms:
 
     def detach(self, group: str) -> None:
         """Close the links of a group: at once, for each waits 40 ms and more for the kernel."""
-        links = self._links.pop(group, [])
+        self._close_all(self._links.pop(group, []))
+        if group in self._following:
+            # Returns were missed: what is open in the kernel's books is not to be believed.
+            self._following.remove(group)
+            self._generation += 1
+            self._object.map("generation").update(bytes(4), struct.pack("=I", self._generation))
+
+    @staticmethod
+    def _close_all(links: Sequence[Link]) -> None:
         if len(links) < 2:
             for link in links:
                 link.close()
@@ -339,8 +358,8 @@ class GgmlPrograms:
 
     def close(self) -> None:
         """Detach everything and unload. May be called twice."""
-        for group in list(self._links):
-            self.detach(group)
+        self._close_all([link for links in self._links.values() for link in links])
+        self._links.clear()
         while self._rings:
             self._rings.popitem()[1].close()
         if self._sums is not None:

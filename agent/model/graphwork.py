@@ -13,6 +13,7 @@ from .opwork import Execution
 from .plancache import PlanCache
 from .plans import Plan
 from .records import Flag, Level
+from .sampled import SampledOps
 from .tokens import Phase
 from .totals import CPU, GraphTotal, GraphTotals, OpTotals
 
@@ -48,6 +49,8 @@ class GraphWork:
         self.ops = OpTotals()
         #: Work of some backend had only been started when its call returned (case C08).
         self.enqueued = False
+        #: Set where ops are summed in bursts; told of every CPU graph.
+        self.sampled: SampledOps | None = None
         self._plans = plans
         self._losses = losses
         self._named = backends
@@ -89,6 +92,8 @@ class GraphWork:
         sampled = False
         for run in cpu:
             entry = self._enter(run, root, phase, CPU, mark)
+            if self.sampled is not None:
+                self.sampled.graph_ran(run, self._plans.get(run.tgid, run.hash), phase)
             sampled |= self._execute(run, work[run.seq], entry, phase, now)
         for run in away:
             self.enqueued = True
@@ -150,6 +155,9 @@ class GraphWork:
         self, run: GraphRun, execution: Execution, entry: GraphTotal, phase: Phase, now: int
     ) -> bool:
         """Add the kernels of one CPU split; whether any were recorded."""
+        if run.flags & Flag.SUMMED:
+            entry.sampled += 1
+            return True
         if execution.hits is None and not run.flags & Flag.TRACED:
             return False
         entry.sampled += 1

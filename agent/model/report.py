@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from .contexts import DRAFT, Context
 from .latency import Histogram, LatencyStore, merged
 from .records import HIT_STATS, LOST_STATS, stat_name
 from .requests import TokenCounts
+from .sampled import SampledOps
 from .snapshot import (
     Call,
     ContextTokens,
@@ -25,7 +27,7 @@ from .snapshot import (
     Snapshot,
     Tokens,
 )
-from .totals import GraphTotal
+from .totals import CPU, MAX_OPS, GraphTotal
 
 if TYPE_CHECKING:
     from .session import Session
@@ -192,6 +194,8 @@ def _graph(hash: int | None, phase: str, backend: str, total: GraphTotal) -> Gra
 
 
 def _ops(session: Session) -> tuple[Op, ...]:
+    if session.work.sampled is not None:
+        return _sampled_ops(session.work.sampled)
     totals = session.work.ops.totals
     keys = sorted(totals, key=lambda k: -totals[k].ns)
     return tuple(
@@ -213,9 +217,44 @@ def _ops(session: Session) -> tuple[Op, ...]:
     )
 
 
+def _sampled_ops(sampled: SampledOps) -> tuple[Op, ...]:
+    found = sampled.ops()
+    keys = sorted(found, key=lambda k: -found[k].seconds)[:MAX_OPS]
+    return tuple(
+        Op(
+            op=key.op,
+            dtype=key.dtype,
+            role=key.role,
+            kernel=key.kernel,
+            backend=CPU,
+            phase=phase,
+            calls=int(item.calls),
+            seconds=item.seconds,
+            seconds_stderr=math.sqrt(item.variance),
+            flops=item.flops if item.flops_known else None,
+            bytes=item.bytes if item.bytes_known else None,
+        )
+        for (key, phase), item in ((k, found[k]) for k in keys)
+    )
+
+
 def _overhead(named: Mapping[str, float]) -> Overhead:
     hits = [int(named[stat]) for stat in HIT_STATS if stat in named]
     return Overhead(hits=sum(hits) if hits else None, ns_per_hit=named.get("ns_per_hit"))
+
+
+def _sampling_notes(sampled: SampledOps | None) -> list[tuple[object, str]]:
+    if sampled is None:
+        return []
+    phases = sampled.phases()
+    seen = sum(total.graphs_sampled for total in phases.values())
+    never = sorted(phase for phase, total in phases.items() if total.graphs and not total.ops)
+    waiting = sum(total.pending_seconds for total in phases.values())
+    return [
+        (seen, f"ops: estimated from {seen} graphs whose kernels were timed, the others by their seconds"),
+        (never, f"ops: none for {', '.join(never)}, no burst has met such a graph yet"),
+        (waiting >= 0.001, f"ops: {waiting:.3f} s of graphs wait for a burst and are in no op yet"),
+    ]
 
 
 def _notes(
@@ -289,6 +328,7 @@ def _notes(
             unknown,
             "ops: flops or bytes are null where a kernel's formula or one of its sources is not known",
         ),
+        *_sampling_notes(work.sampled),
         (
             work.ops.totals,
             "ops: seconds_stderr is null, every recorded execution is counted and none estimated",
@@ -301,7 +341,10 @@ def _notes(
             session.stacks.abandoned,
             f"calls: {session.stacks.abandoned} calls or graphs never returned",
         ),
-        (True, "overhead: ratios are null, there is no budget yet to measure them for"),
+        (
+            work.sampled is None,
+            "overhead: ratios are null, the budget is kept (and the cost measured) where ops are sampled",
+        ),
         (
             "ns_per_hit" not in named,
             "overhead: ns_per_hit is null, the cost of a hit was not measured",

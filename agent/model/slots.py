@@ -49,6 +49,10 @@ class SlotAllocator:
         """The slot in use by ``graph``; None when it has none or is retiring."""
         return self._active.get(graph)
 
+    def active(self) -> tuple[Slot, ...]:
+        """Slots in use, least recently used first."""
+        return tuple(self._active.values())
+
     def used(self, graph: Hashable) -> None:
         """``graph`` ran; to be told of every execution, or the wrong ones are evicted."""
         if graph in self._active:

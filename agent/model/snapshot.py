@@ -207,6 +207,35 @@ class Overhead:
 
 
 @dataclass(frozen=True, slots=True)
+class Budget:
+    """What the budget's controller does. ``level``: the highest level of probes in use (op,
+    graph, token, nothing), ``reason``: why not a higher one; ``activity``: of the op level, in
+    words. ``spent_seconds``: estimated cost to the target by what it was spent on (call,
+    graph, op, cycle), only growing; ``bursts`` so far, ``bursts_cut`` of them ended early.
+    ``transitions``: the latest changes of level, oldest first."""
+
+    level: str
+    reason: str
+    activity: str
+    spent_seconds: Mapping[str, float]
+    busy_seconds: float
+    bursts: int
+    bursts_cut: int
+    qos_min_tokens_per_second: float | None = None
+    transitions: tuple[Transition, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """At ``at_seconds`` of the window the level changed."""
+
+    at_seconds: float
+    before: str
+    after: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Lost:
     """Records that were not recorded or could not be used, by kind."""
 
@@ -245,8 +274,9 @@ class Counters:
 class Snapshot:
     """Everything seen in the window so far.
 
-    ``unreturned``: calls that were left by a longjmp or by the end of their thread. What
-    follows it is for monitoring and is no part of the JSON.
+    ``unreturned``: calls that were left by a longjmp or by the end of their thread.
+    ``budget``: None where no budget is kept. What follows it is for monitoring and is no
+    part of the JSON.
     """
 
     target: Target
@@ -262,6 +292,7 @@ class Snapshot:
     requests: Requests = Requests(None, None)
     contexts: tuple[ContextTokens, ...] = ()
     unreturned: int = 0
+    budget: Budget | None = None
     histograms: Histograms | None = None
     counters: Counters | None = None
     schema: int = SCHEMA
@@ -271,6 +302,7 @@ class Snapshot:
         order = (
             "schema", "target", "window_seconds", "tokens", "calls", "latency_seconds",
             "graphs", "ops", "overhead", "lost", "notes", "requests", "contexts", "unreturned",
+            "budget",
         )  # fmt: skip
         return {name: _plain(getattr(self, name)) for name in order}
 

@@ -271,6 +271,13 @@ class GraphTotals:
             total = self.totals.setdefault(key, GraphTotal())
         return total
 
+    def cover(self, hash: int, backend: str, executed: int, fused: int, uncovered: int) -> None:
+        """What became of the nodes of a graph, in each phase it ran in."""
+        for phase in Phase:
+            total = self.totals.get((hash, phase, backend))
+            if total is not None and (total.uncovered is None or uncovered >= total.uncovered):
+                total.executed, total.fused, total.uncovered = executed, fused, uncovered
+
     def outermost(self, phase: Phase, backend: str, ns: int, sampled: bool) -> None:
         """One graph as its caller sees it, for the counters."""
         total = self.whole.setdefault((phase, backend), CountTime())

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a probe costs on this machine, in the words of the budget's controller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from .kernel.calibrate import calibrate
+from .kernel.calibration import Calibration
+from .model.budget import Prices
+
+STATE = Path("/var/lib/profinferd")
+"""Where calibrations are kept: measured once per machine, kernel, method and build."""
+
+
+def prices_here(
+    method: str, btf_path: str | None = None, progress: Callable[[str], None] = lambda line: None
+) -> Prices:
+    """Calibrated prices for ``method``; measured now (1-3 s) if this machine has none yet."""
+    return prices_of(calibrate(STATE, method, btf_path=btf_path, progress=progress))
+
+
+def prices_of(found: Calibration) -> Prices:
+    """Prices per hit in ns. A call or a graph is a pair of hits in the calibration."""
+
+    def ns(kind: str, mode: str | None = None) -> float:
+        figure = found.hit(kind, mode=mode) if mode else found.hit(kind)
+        if figure is None:
+            raise ValueError(f"the calibration has no price for {kind}")
+        return figure.ns
+
+    return Prices(
+        call_ns=ns("call") / 2,
+        graph_ns=ns("graph") / 2,
+        op_ns=ns("op", "sum"),
+        # The median of a stall can hide in noise; its upper end cannot.
+        cycle_ns=found.ns_per_cycle_stall.high if found.ns_per_cycle_stall else 1e6,
+    )
