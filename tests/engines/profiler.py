@@ -92,12 +92,14 @@ class Report:
 class Profiler:
     """``with Profiler(pid) as profiler: ...work...; report = profiler.finish()``.
 
-    The block starts when the probes are in place; ``finish`` is a Ctrl-C. ``begin_ns`` and
+    The block starts when the probes are in place; ``finish`` is a Ctrl-C. Every op is recorded
+    unless the options say otherwise. ``begin_ns`` and
     ``end_ns`` (CLOCK_MONOTONIC) enclose what was certainly watched.
     """
 
     def __init__(self, pid: int, *options: str) -> None:
-        self.command = [*COMMAND, "attach", "--pid", str(pid), "--format", "json", *options]
+        ops = [] if "--ops" in options else ["--ops", "all"]
+        self.command = [*COMMAND, "attach", "--pid", str(pid), "--format", "json", *ops, *options]
         self.begin_ns = self.end_ns = 0
         self.attach_ms = -1
         self.progress: list[str] = []
@@ -174,6 +176,11 @@ class Profiler:
         if process.returncode != 0:
             raise RuntimeError(f"attach ended with {process.returncode}: " + " | ".join(self.progress))
         return Report(json.loads(out), self.attach_ms, process.returncode)
+
+    def kill(self) -> None:
+        """SIGKILL to this very process, and its end."""
+        self._running().kill()
+        self._running().wait(10)
 
     def stop(self) -> None:
         process = self._process
