@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 
+from . import pace
 from .bursts import BurstDriver, Probes
 from .errors import MachineError, ProfinferError, TargetEnded, TargetError
 from .kernel.check import returns_under_seccomp, seccomp_mode
@@ -34,10 +35,6 @@ from .targetfacts import cpu_seconds, facts_for_model, thread_ids
 
 Progress = Callable[[str], None]
 
-POLL_SECONDS = 0.05
-"""Rings are drained this often; the smallest holds about a second of a very fast engine."""
-SETTLING_SECONDS = 0.005
-"""Until the layout is chosen every graph is sent in full, so rings are drained sooner."""
 LOOK_SECONDS = 1.0
 """How often the target's mappings are looked at for libraries loaded since (case C02)."""
 MAX_HELD_EVENTS = 1 << 14
@@ -97,6 +94,7 @@ class Attachment:
         self._known_code = info.seen
         self._threads = frozenset(process.threads)
         self._next_look = time.monotonic() + LOOK_SECONDS
+        self._pause, self._drained_at = pace.SETTLING, time.monotonic()
         self._begun_ns = time.monotonic_ns()
         self._final: Snapshot | None = None
         self.attached = Attached(programs.method, None, True, 0.0, 0)
@@ -187,9 +185,13 @@ class Attachment:
         # Only now: a graph whose operators have no probes (yet) would look uncovered.
         self._set_mode()
         if not self._attached:
-            raise failures[0] if failures else TargetError(
-                f"process {self.process.pid} has no function that could be probed",
-                "see `profinferd check --pid` for each function's reason",
+            raise (
+                failures[0]
+                if failures
+                else TargetError(
+                    f"process {self.process.pid} has no function that could be probed",
+                    "see `profinferd check --pid` for each function's reason",
+                )
             )
 
     def _set_mode(self) -> None:
@@ -253,15 +255,15 @@ class Attachment:
         """
         until = time.monotonic() + timeout_s
         while True:
-            pause = SETTLING_SECONDS if self._layout is None else POLL_SECONDS
             left = until - time.monotonic()
             if left > 0:
-                time.sleep(min(pause, left))
+                time.sleep(min(self._pause, left))
             self._drain()
             if time.monotonic() >= until:
                 return
 
     def _drain(self) -> None:
+        fill, before, self._drained_at = self._programs.fill(), self._drained_at, time.monotonic()
         drained = self._programs.drain()
         if self._layout is None and "graph" in self.info.levels:
             self._settle(drained)
@@ -278,6 +280,12 @@ class Attachment:
             self._next_look = now + LOOK_SECONDS
             self._look_for_libraries()
             self._sweep()
+        self._pause = pace.pause(
+            self._drained_at - before,
+            fill,
+            settling=self._layout is None,
+            in_burst=self._driver is not None and self._driver.armed,
+        )
 
     def _settle(self, drained: Drained) -> None:
         """Before the layout is chosen: hold the records, look at the snapshots."""

@@ -96,6 +96,11 @@ class BurstDriver:
         self._begun: float | None = None
         self._mode()
 
+    @property
+    def armed(self) -> bool:
+        """Whether a burst is on: it ends with a tick, so ticks should not be far apart."""
+        return self._state.armed
+
     # ---- each tick ----------------------------------------------------------------------
 
     def tick(self, now_s: float) -> bool:

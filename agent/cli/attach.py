@@ -21,8 +21,8 @@ from .output import PrivateFile, readable_file, say, write_data
 from .signals import Interrupted, Stop
 from .view import View, choose_view, stdout_table
 
-POLL_SECONDS = 0.1
-"""How often the rings are drained; they hold seconds of records."""
+POLL_SECONDS = 0.25
+"""How long a signal or the end of the target may go unnoticed; each time costs a drain."""
 REFRESH_SECONDS = 0.5
 """How often a snapshot is made for the live view and for scrapes."""
 

@@ -337,6 +337,10 @@ class GgmlPrograms:
         events = self._rings["events"].drain()
         return Drained(events, *(self._rings[n].drain() for n in ("ops", "nodes", "ints", "raws")))
 
+    def fill(self) -> float:
+        """Share of the fullest ring that waits to be drained."""
+        return max(ring.available() / ring.size for ring in self._rings.values())
+
     def stats(self) -> dict[str, int]:
         """The counters of enum stat, by lower-case name without prefix, summed over CPUs."""
         width = self._stats.value_size
