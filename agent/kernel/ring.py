@@ -87,10 +87,12 @@ class RingDecoder:
             if good is not None:
                 parts.append(good)
             if blocked:
-                length = self._single(position, end)
-                if not length:
+                header = self._header(position)
+                if header & _BUSY:
                     break
-                position += length
+                if count and header & ~_DISCARDED == self.dtype.itemsize:
+                    continue  # it was busy a moment ago
+                position += self._single(header, position, end)
                 window = 64  # odd records come together: do not look far ahead each time
         fence()  # the copies are done before the kernel may write there again
         self._consumer.value = position
@@ -130,12 +132,12 @@ class RingDecoder:
             out[:] = body
         return out.reshape(-1).view(self.dtype)
 
-    def _single(self, position: int, end: int) -> int:
-        """Bytes to skip for a record of another size; 0 when it is busy or not there."""
+    def _header(self, position: int) -> int:
         start = position % self.size
-        header = int(self._data[start : start + 4].view(np.uint32)[0])
-        if header & _BUSY:
-            return 0
+        return int(self._data[start : start + 4].view(np.uint32)[0])
+
+    def _single(self, header: int, position: int, end: int) -> int:
+        """Bytes to skip for a record of another size that is no longer busy."""
         length = (header & ~_DISCARDED) + _HEADER + 7 & ~7
         if position + length > end:
             # The kernel alone writes here: this is a defect, and going on would print nonsense.

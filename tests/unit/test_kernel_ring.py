@@ -99,6 +99,26 @@ def test_stops_at_a_busy_record_and_goes_on_later() -> None:
     assert ring.decoder.drain()["ts"].tolist() == [2, 3]
 
 
+@pytest.mark.parametrize("discard", [False, True])
+def test_busy_record_that_is_finished_while_we_look(discard: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look at many headers and the look at the one that was busy."""
+    ring = FakeRing(4096, OP_HIT)
+    ring.put(hit(1))
+    slow = ring.reserve(16)
+    ring.put(hit(3))
+    bulk = ring.decoder._bulk
+
+    def slow_bulk(position: int, count: int) -> Any:
+        found = bulk(position, count)
+        if slow is not None:
+            ring.finish(slow, hit(2), discard=discard)
+        return found
+
+    monkeypatch.setattr(ring.decoder, "_bulk", slow_bulk)
+    assert ring.decoder.drain()["ts"].tolist() == ([1, 3] if discard else [1, 2, 3])
+    assert ring.decoder.odd == 0
+
+
 def test_busy_record_that_is_discarded_later() -> None:
     ring = FakeRing(4096, OP_HIT)
     slow = ring.reserve(16)
