@@ -44,6 +44,7 @@ struct thread {
 	struct frame frames[MAX_FRAMES];
 	__u32 depth;
 	__u32 layout;
+	__u32 generation;
 	/* the whole graph that is open on this thread (LV_SCHED) */
 	__u64 whole_nodes_first, whole_nodes_last, whole_hash;
 	__u32 whole_n_nodes, whole_flags;
@@ -167,6 +168,15 @@ struct {
 	__type(key, __u32);
 	__type(value, __u32);
 } last_seq SEC(".maps");
+
+/* User space raises it when it has taken call or graph probes away: returns were missed
+ * then, and a frame from before could be taken for that of a later function. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} generation SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -766,10 +776,25 @@ static __always_inline void drop_frames(struct thread *t, __u64 sp, __u64 ts, __
 		bpf_loop(MAX_FRAMES, drop_frame, &u, 0);
 }
 
-static __always_inline struct thread *enter_thread(__u32 tid, __u32 layout)
+/* This thread's state, 0: none. What is left of an older generation is dropped. */
+static __always_inline struct thread *this_thread(__u32 tid, __u64 ts)
 {
 	struct thread *t = bpf_map_lookup_elem(&threads, &tid);
-	__u32 zero = 0;
+	__u32 zero = 0, *now = bpf_map_lookup_elem(&generation, &zero);
+
+	if (t && now && t->generation != *now) {
+		drop_frames(t, ~0ULL, ts, 0, false);
+		close_ops(t, 0, 0);
+		t->whole_n_nodes = 0;
+		t->generation = *now;
+	}
+	return t;
+}
+
+static __always_inline struct thread *enter_thread(__u32 tid, __u32 layout, __u64 ts)
+{
+	struct thread *t = this_thread(tid, ts);
+	__u32 zero = 0, *now;
 	struct thread *b;
 
 	if (t)
@@ -782,8 +807,11 @@ static __always_inline struct thread *enter_thread(__u32 tid, __u32 layout)
 		return 0;
 	}
 	t = bpf_map_lookup_elem(&threads, &tid);
-	if (t)
+	now = bpf_map_lookup_elem(&generation, &zero);
+	if (t && now) {
 		t->layout = layout;
+		t->generation = *now;
+	}
 	return t;
 }
 
@@ -934,7 +962,7 @@ static __always_inline bool worker_entry(struct pt_regs *ctx, __u64 cookie)
 	if (!l)
 		return false;
 	count(is_call(level) ? ST_HITS_CALL : ST_HITS_GRAPH);
-	t = enter_thread(tid, layout_index);
+	t = enter_thread(tid, layout_index, ts);
 	if (!t)
 		return false;
 	drop_frames(t, sp, ts, level, false);
@@ -1004,7 +1032,7 @@ static __always_inline void worker_return(struct pt_regs *ctx, __u64 cookie)
 	if (!target)
 		return;
 	count(is_call(level) ? ST_HITS_CALL : ST_HITS_GRAPH);
-	t = bpf_map_lookup_elem(&threads, &tid);
+	t = this_thread(tid, ts);
 	if (t && has_frame(t, level, sp)) {
 		drop_frames(t, sp, ts, level, true);
 		top = top_frame(t);

@@ -132,6 +132,7 @@ int on_session(struct pt_regs *ctx)
 {
 	__u64 cookie = bpf_get_attach_cookie(ctx);
 	__u32 tid = bpf_get_current_pid_tgid();
+	__u64 ts = bpf_ktime_get_ns();
 	struct thread *t;
 
 	if (bpf_session_is_return()) {
@@ -144,8 +145,7 @@ int on_session(struct pt_regs *ctx)
 	}
 	t = bpf_map_lookup_elem(&threads, &tid);
 	if (t && t->depth &&
-	    waits_elsewhere(t, REG_SP(ctx) + cookie_moved(cookie), bpf_ktime_get_ns(),
-			    cookie_level(cookie))) {
+	    waits_elsewhere(t, REG_SP(ctx) + cookie_moved(cookie), ts, cookie_level(cookie))) {
 		count(ST_SKIPPED_RETURN);
 		return 1;
 	}
