@@ -65,6 +65,18 @@ class GraphFacts:
         )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What follows from the nodes alone in which an execution's records came (``nodes``, their
+    bytes): ``slots`` of the kernels, ``fused`` ones among them, and kernels missing before the
+    first (``head``)."""
+
+    nodes: bytes
+    slots: Ints
+    fused: int
+    head: int
+
+
 @dataclass(slots=True)
 class Plan:
     """One graph, prepared for adding up.
@@ -84,6 +96,8 @@ class Plan:
     _flops: Ints
     _bytes: Ints
     _experts: dict[tuple[int, int], int] = field(default_factory=dict)
+    order: Order | None = None
+    """In which kernels last ran, if none was missing between two: nearly always the same."""
 
     @classmethod
     def of(cls, graph: Graph, names: dict[OpKey, OpKey]) -> Plan:
