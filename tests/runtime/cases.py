@@ -244,7 +244,7 @@ def profinferd(
     ``meanwhile`` is called as soon as probes are attached; of standard error, what came
     until then (progress, for people) is left out.
     """
-    words = [*under, sys.executable, "-m", "profinferd.agent", "attach", "--format", "json"]
+    words = [*under, sys.executable, "-m", "profinferd.agent", "attach", "--format", "json", "--ops", "all"]
     if meanwhile is None:
         words.append("-q")
     if duration is not None:
