@@ -12,6 +12,7 @@ import dataclasses
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
 
@@ -124,21 +125,14 @@ class Attachment:
             # Before anything is attached: some kernels kill such a process at its first return.
             returns_under_seccomp()
         progress(f"looking into process {process.pid}")
-        # The child's interpreter starts while the kernel verifies the programs.
-        child = start_child()
+        info, programs = _look_and_load(process, method, btf_path)
         try:
-            programs = GgmlPrograms.load(method, btf_path=btf_path)
-        except BaseException:
-            child.close()
-            raise
-        try:
-            info = inspect_target(process, child=child)
+            # Before anything is attached: it may take seconds, once per machine.
+            prices = None if ops == "off" else prices_here(programs.method, btf_path, progress)
         except BaseException:
             programs.close()
+            info.close()
             raise
-        prices = None
-        if ops != "off":
-            prices = prices_here(programs.method, btf_path, progress)
         self = cls(process, info, programs, ops=ops, config=budget or BudgetConfig(), prices=prices)
         try:
             self._attach_files(info.files)
@@ -433,6 +427,24 @@ class Attachment:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _look_and_load(process: Process, method: str, btf_path: str | None) -> tuple[TargetInfo, GgmlPrograms]:
+    """Look into the target while the kernel verifies the programs: both take a tenth of a second."""
+    child = start_child()
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(GgmlPrograms.load, method, btf_path=btf_path)
+        try:
+            info = inspect_target(process, child=child)
+        except BaseException:
+            if loading.exception() is None:
+                loading.result().close()
+            raise
+        try:
+            return info, loading.result()
+        except BaseException:
+            info.close()
+            raise
 
 
 def _calls_only(drained: Drained) -> Drained:
