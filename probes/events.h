@@ -81,6 +81,10 @@ struct event {
 	__u32 accepted;		/* of these, records sent to ring "ops" or lost there */
 	__u32 lost;		/* of the accepted, reserve failures */
 	__u32 op_faults;	/* hits whose node could not be told for a failed read */
+	/* GRAPH_BEGIN */
+	__u32 sum_slot;		/* EF_SUMMED: index into "owners" + 1 */
+	__u32 tokens;		/* of the outermost graph: rows it takes from a table,
+				 * 0: none (and where its begin was not seen) */
 };
 
 /* ---- ring "ops": one per executed kernel on thread 0 -------------------- */
@@ -200,7 +204,7 @@ struct target {
 	__u32 reserved;
 };
 
-/* ---- map "known": graphs by hash; maps "sums", "owners": sampled op times ------ */
+/* ---- map "known": graphs by hash; "spares", "sums", "owners": sampled op times --- */
 
 enum known_state {
 	KN_SENT = 1,		/* descriptors were sent */
@@ -218,6 +222,22 @@ struct known_graph {
 	__u32 slot;		/* index into "owners" + 1; 0: no slot */
 	__u32 first;		/* node n of this graph is element first + n of "sums" */
 	__u32 n_nodes;		/* elements reserved there */
+};
+
+#define SIZE_UNKNOWN 16
+
+struct spare_key {
+	__u32 tgid;
+	__u32 n_nodes;		/* of the graph; 0: any */
+	__u32 size_class;	/* log2 of event.tokens, 15 at most; SIZE_UNKNOWN */
+	__u32 reserved;
+};
+
+struct spare_slot {
+	__u32 slot;		/* index into "owners" + 1 */
+	__u32 first;		/* node n is element first + n of "sums" */
+	__u32 n_nodes;		/* elements reserved there: larger graphs are not added up */
+	__u32 reserved;
 };
 
 #define SUM_BUCKETS 16

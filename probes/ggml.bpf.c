@@ -48,6 +48,7 @@ struct thread {
 	/* the whole graph that is open on this thread (LV_SCHED) */
 	__u64 whole_nodes_first, whole_nodes_last, whole_hash;
 	__u32 whole_n_nodes, whole_flags;
+	__u32 tokens;		/* of the outermost graph: rows taken from a table */
 	/* the CPU graph that runs on this thread */
 	__u64 nodes;		/* 0: none, or op level off */
 	__u64 last_ts;		/* OPS_SUM: when the running op began */
@@ -82,6 +83,7 @@ struct graph_info {		/* what one walk found; valid while uid stays the same */
 	__u64 out_tensor;	/* row ids of the first GET_ROWS on a computed tensor */
 	__u32 n_nodes;
 	__u32 has_experts;
+	__u32 tokens;		/* rows of the first GET_ROWS from a table; 0: there is none */
 };
 
 struct counters {
@@ -138,6 +140,15 @@ struct {
 	__type(key, struct hash_key);
 	__type(value, struct known_graph);
 } known SEC(".maps");
+
+/* Where the ops of a graph without a slot of its own are added up: a shape that is met
+ * once, as a prompt's is, could never be summed otherwise. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1024);
+	__type(key, struct spare_key);
+	__type(value, struct spare_slot);
+} spares SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -270,6 +281,7 @@ struct walk {
 	__u64 pos_tensor;
 	__u64 out_tensor;
 	__u32 has_experts;
+	__u32 tokens;
 	__u32 faults;
 };
 
@@ -350,6 +362,10 @@ static long walk_node(__u32 i, struct walk *w)
 		w->out_tensor = tensor_u64(t, l->t_src + 8);
 	if (op == l->op_mul_mat_id)
 		w->has_experts = 1;
+	/* A leaf picks rows of a table: the embeddings of the tokens. */
+	if (op == l->op_get_rows && !w->tokens && t->source_op[0] == 0 && t->source_op[1] == 0 &&
+	    t->source_type[1] == l->type_i32)
+		w->tokens = tensor_u64(t, l->t_ne + 8);
 	return 0;
 }
 
@@ -616,6 +632,61 @@ static __always_inline void add_sum(struct thread *t, __u64 ts)
 	s->bucket[bucket & (SUM_BUCKETS - 1)]++;
 }
 
+static __always_inline __u32 size_class(__u32 tokens)
+{
+	__u32 class = 0;
+
+	if (!tokens)
+		return SIZE_UNKNOWN;
+	if (tokens >= 1 << 15)
+		return 15;
+	if (tokens >= 1 << 8) {
+		class += 8;
+		tokens >>= 8;
+	}
+	if (tokens >= 1 << 4) {
+		class += 4;
+		tokens >>= 4;
+	}
+	if (tokens >= 1 << 2) {
+		class += 2;
+		tokens >>= 2;
+	}
+	return class + (tokens >> 1);
+}
+
+/*
+ * Where this thread's graph is added up, slot + 1, and t->sum_first; 0: nowhere. Its own
+ * slot, else a spare one for graphs of its size, else one for any graph with so many tokens.
+ *
+ * A global function, so that the verifier looks at it once (see mix_source).
+ */
+__noinline __u32 find_slot(struct thread *t, __u64 hash, __u32 tgid, __u32 n_nodes)
+{
+	struct hash_key hk = { .hash = hash, .tgid = tgid };
+	struct spare_key sk = { .tgid = tgid, .n_nodes = n_nodes };
+	struct known_graph *g;
+	struct spare_slot *s;
+
+	if (!t)
+		return 0;
+	g = bpf_map_lookup_elem(&known, &hk);
+	if (g && g->slot && g->n_nodes >= n_nodes) {
+		t->sum_first = g->first;
+		return g->slot;
+	}
+	sk.size_class = size_class(t->tokens);
+	s = bpf_map_lookup_elem(&spares, &sk);
+	if (!s) {
+		sk.n_nodes = 0;
+		s = bpf_map_lookup_elem(&spares, &sk);
+	}
+	if (!s || s->n_nodes < n_nodes)
+		return 0;
+	t->sum_first = s->first;
+	return s->slot;
+}
+
 /* Lets the op program see this CPU graph, if its ops are wanted. */
 static __always_inline void open_ops(struct thread *t, const struct target *target,
 				     struct event *e, __u64 nodes, __u32 n_nodes)
@@ -631,13 +702,11 @@ static __always_inline void open_ops(struct thread *t, const struct target *targ
 	if (t->mode == OPS_TRACE) {
 		e->flags |= EF_TRACED;
 	} else if (t->mode == OPS_SUM) {
-		struct hash_key hk = { .hash = e->hash, .tgid = e->tgid };
-		struct known_graph *g = bpf_map_lookup_elem(&known, &hk);
-		__u32 slot, *owner;
+		__u32 slot = find_slot(t, e->hash, e->tgid, n_nodes), *owner;
 
-		if (!g || !g->slot || g->n_nodes < n_nodes)
+		if (!slot)
 			return;
-		slot = g->slot - 1;
+		slot--;
 		owner = bpf_map_lookup_elem(&owners, &slot);
 		if (!owner)
 			return;
@@ -645,8 +714,7 @@ static __always_inline void open_ops(struct thread *t, const struct target *targ
 			count(ST_SLOT_BUSY);
 			return;
 		}
-		t->sum_slot = slot + 1;
-		t->sum_first = g->first;
+		e->sum_slot = t->sum_slot = slot + 1;
 		e->flags |= EF_SUMMED;
 	} else {
 		return;
@@ -869,7 +937,13 @@ static __always_inline void enter_graph(struct thread *t, const struct layout *l
 	if (seen && uid && seen->uid == uid && seen->nodes == nodes && seen->n_nodes == n_nodes) {
 		info = *seen;
 	} else {
-		struct walk w = { .t = t, .l = l, .nodes = nodes, .hash = n_nodes };
+		/* Zero, but the verifier must not know: it would count each fault up to the
+		 * last node, where any number is as good. */
+		__u32 zero = *(volatile __u32 *)&e->n_pos;
+		struct walk w = {
+			.t = t, .l = l, .nodes = nodes, .hash = n_nodes,
+			.faults = zero, .tokens = zero,
+		};
 
 		bpf_loop(n_nodes, walk_node, &w, 0);
 		info.uid = uid;
@@ -879,6 +953,7 @@ static __always_inline void enter_graph(struct thread *t, const struct layout *l
 		info.pos_tensor = w.pos_tensor;
 		info.out_tensor = w.out_tensor;
 		info.has_experts = w.has_experts;
+		info.tokens = w.tokens;
 		if (w.faults) {
 			/* Incomplete: not to be recognised later, nor described. */
 			e->flags |= EF_FAULT;
@@ -930,8 +1005,11 @@ static __always_inline void enter_graph(struct thread *t, const struct layout *l
 		t->whole_hash = info.hash;
 		t->whole_flags = e->flags & (EF_KNOWN | EF_FAULT);
 	}
+	if (!e->parent)
+		t->tokens = info.tokens;
 	t->has_experts = info.has_experts;
 open_for_ops:
+	e->tokens = t->tokens;
 	if (e->level == LV_CPU)
 		open_ops(t, target, e, nodes, n_nodes);
 }

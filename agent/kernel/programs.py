@@ -83,7 +83,7 @@ class GgmlPrograms:
                 self._rings[name] = Ring(ring.fd, ring.max_entries, types.dtype(record))
             self._known, self._graphs = obj.map("known"), obj.map("graphs")
             self._targets, self._layouts = obj.map("targets"), obj.map("layouts")
-            self._stats = obj.map("stats")
+            self._stats, self._spares = obj.map("stats"), obj.map("spares")
             self._stat_names = [name[3:].lower() for name in types.enum("stat") if name != "ST_COUNT"]
             self._watch_thread_exits()
         except BaseException:
@@ -228,6 +228,23 @@ class GgmlPrograms:
         value["slot"], value["first"] = slot + 1, first
         self._known.update(key, value.tobytes())
         return True
+
+    def give_spare(
+        self, tgid: int, n_nodes: int, size_class: int, slot: int | None, first: int = 0, elements: int = 0
+    ) -> None:
+        """Have graphs that have no slot of their own added up in ``slot``; None: no more.
+
+        Those of ``n_nodes`` (0: of any number without a spare slot to itself) and ``size_class``
+        (log2 of their tokens, or SIZE_UNKNOWN), ``elements`` nodes at most.
+        """
+        key = np.zeros(1, self.types.dtype("spare_key"))
+        key["tgid"], key["n_nodes"], key["size_class"] = tgid, n_nodes, size_class
+        if slot is None:
+            self._spares.delete(key.tobytes())
+            return
+        value = np.zeros(1, self.types.dtype("spare_slot"))
+        value["slot"], value["first"], value["n_nodes"] = slot + 1, first, elements
+        self._spares.update(key.tobytes(), value.tobytes())
 
     def forget_graphs(self) -> None:
         """Forget every graph: what was read of them was read by a wrong layout."""
