@@ -59,13 +59,18 @@ class MappedFile:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A live user process: (pid, start_time) identify it; start_time in clock ticks after boot."""
+    """A live user process: (pid, start_time) identify it; start_time in clock ticks after boot.
+
+    ``stack`` is where its stack begins, which exec places anew; 0 when the kernel does not say
+    (it does to whoever may trace the process).
+    """
 
     pid: int
     start_time: int
     exe: str
     bits: int
     threads: tuple[int, ...]
+    stack: int = 0
 
 
 def _read(pid: int, name: str) -> bytes:
@@ -139,7 +144,7 @@ def open_process(pid: int) -> Process:
         threads = tuple(sorted(int(t) for t in os.listdir(f"/proc/{tgid}/task")))
     except (FileNotFoundError, ProcessLookupError) as error:
         raise TargetEnded(f"process {tgid} ended while it was looked at") from error
-    return Process(tgid, int(fields[19]), exe, bits, threads)
+    return Process(tgid, int(fields[19]), exe, bits, threads, int(fields[25]))
 
 
 def _executable(pid: int) -> tuple[str, int]:
@@ -160,12 +165,19 @@ def _executable(pid: int) -> tuple[str, int]:
 
 
 def alive(process: Process) -> bool:
-    """Whether this very process still runs (not a zombie, not another one with its pid)."""
+    """Whether this very process still runs the same program.
+
+    Not a zombie, not another process with its pid, and not one that has replaced its program
+    by exec: of that, nothing is left but the pid.
+    """
     try:
         fields = _stat_fields(process.pid)
     except TargetEnded:
         return False
-    return int(fields[19]) == process.start_time and fields[0] not in (b"Z", b"X", b"x")
+    if int(fields[19]) != process.start_time or fields[0] in (b"Z", b"X", b"x"):
+        return False
+    stack = int(fields[25])
+    return stack == process.stack or 0 in (stack, process.stack)
 
 
 # -- mappings -------------------------------------------------------------------------

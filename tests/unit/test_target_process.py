@@ -68,6 +68,28 @@ def test_another_process_with_the_pid_is_not_it(sleeper: subprocess.Popen[bytes]
     assert p.alive(found) and not p.alive(other)
 
 
+def test_another_program_in_the_process_is_not_it() -> None:
+    """exec keeps pid and start time; it is over with what was looked at all the same."""
+    shell = subprocess.Popen(
+        ["sh", "-c", "read go; exec sleep 60"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+    )
+    try:
+        found = p.open_process(shell.pid)
+        assert found.stack > 0 and p.alive(found)
+        assert shell.stdin is not None
+        shell.stdin.write(b"\n")
+        shell.stdin.flush()
+        until = time.monotonic() + 10
+        while p.alive(found) and time.monotonic() < until:
+            time.sleep(0.01)
+        assert not p.alive(found) and shell.poll() is None
+        assert p.open_process(shell.pid).start_time == found.start_time
+        assert p.alive(p.Process(found.pid, found.start_time, found.exe, 64, found.threads)), "not known"
+    finally:
+        shell.kill()
+        shell.communicate()
+
+
 @pytest.mark.parametrize("pid", [0, -5, 1 << 22, (1 << 31) - 1, 1 << 31, 1 << 80])
 def test_no_such_process(pid: int) -> None:
     with pytest.raises(TargetError, match="no process"):
