@@ -114,7 +114,7 @@ def _measure(
             found.attach_times = attach_times
         if ops:
             say("operators against the witness")
-            found.shares = shares_right(ops, names, seconds)
+            found.shares = shares_right(ops, names, seconds, say)
         # The last round may last a little longer than there is time.
         found.results = measure.run(target, rows, names, until, seed, say)
 

@@ -52,6 +52,8 @@ def attach_seconds(target: Target, times: int, options: tuple[str, ...]) -> tupl
     """Medians while the target decodes on one thread: from beginning to look until all probes
     are in place, and from the start of the program until then."""
     attach, start = [], []
+    with Profiler(target.pid, *options):
+        pass  # the first on a machine calibrates, and files come from the disk
     with target.busy(1):
         for _ in range(times):
             begun = time.monotonic()

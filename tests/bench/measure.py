@@ -18,6 +18,8 @@ from .watchers import Seen, WatchFailed, watching
 
 Progress = Callable[[str], None]
 
+MOST_FAILURES = 2
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -40,7 +42,7 @@ class Results:
     """Samples by (row, threads), and what the windows without anything say of the machine."""
 
     samples: dict[tuple[str, int], list[Sample]] = field(default_factory=lambda: defaultdict(list))
-    failed: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     token_ns: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     others: list[float] = field(default_factory=list)
     """Cores that other processes took, window by window."""
@@ -48,6 +50,10 @@ class Results:
     """Cores that the hypervisor took."""
     cut: list[float] = field(default_factory=list)
     rounds: int = 0
+
+    def gave_up(self, key: str) -> bool:
+        """Whether a row failed so often that it is not tried again."""
+        return len(self.failed.get(key, ())) >= MOST_FAILURES
 
     def ratio(self, key: str, threads: int, what: str) -> Estimate | None:
         """Of ``decode`` or ``prefill``; None without samples."""
@@ -98,13 +104,14 @@ def _chain(
 ) -> None:
     before = _nothing(target, threads, results)
     for row in rows:
-        if row.key in results.failed or (results.rounds and time.monotonic() >= until):
+        if results.gave_up(row.key) or (results.rounds and time.monotonic() >= until):
             continue
         try:
             during, cpu, peak, seen = _watched(target, threads, row, functions)
         except WatchFailed as error:
-            results.failed[row.key] = str(error)
+            results.failed[row.key].append(str(error))
             progress(f"{row.key}: {error}")
+            before = _nothing(target, threads, results)
             continue
         after = _nothing(target, threads, results)
         sample = Sample(
@@ -117,7 +124,7 @@ def _chain(
         left = max(0.0, until - time.monotonic())
         progress(
             f"round {results.rounds + 1}, {threads} thread{'s' if threads > 1 else ''}, {row.key}: "
-            f"decode {-100 * sample.decode:+.2f} %, prefill {-100 * sample.prefill:+.2f} %; "
+            f"decode slower by {100 * sample.decode:.2f} %, prefill by {100 * sample.prefill:.2f} %; "
             f"{left / 60:.1f} min left"
         )
         before = after
@@ -148,8 +155,12 @@ def _watched(
         before, begun = usage.cpu_ns(watcher.pid), time.monotonic()
         window = target.window(threads, row.at_least)
         wall = time.monotonic() - begun
-        cpu = (usage.cpu_ns(watcher.pid) - before) / 1e9 / wall
-        peak = usage.peak_kib(watcher.pid)
+        try:
+            cpu = (usage.cpu_ns(watcher.pid) - before) / 1e9 / wall
+            peak = usage.peak_kib(watcher.pid)
+        except (LookupError, OSError) as error:
+            watcher.finish()  # says why, if it can
+            raise WatchFailed("it ended while it watched") from error
         return window, cpu, peak, watcher.finish()
 
 

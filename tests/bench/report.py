@@ -103,7 +103,7 @@ def _cost_row(found: Findings, row: Row) -> list[str]:
         return [row.title, f"absent: {found.absent[row.key]}", *[""] * (len(_COST_HEAD) - 2)]
     results, samples = found.results, found.results.of_row(row.key)
     if not samples and row.key in results.failed:
-        return [row.title, f"failed: {results.failed[row.key]}", *[""] * (len(_COST_HEAD) - 2)]
+        return [row.title, f"failed: {results.failed[row.key][-1]}", *[""] * (len(_COST_HEAD) - 2)]
     ratios = [
         percent(results.ratio(row.key, threads, what))
         for what in ("decode", "prefill")

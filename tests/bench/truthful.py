@@ -6,14 +6,14 @@ from __future__ import annotations
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from tests.engines import truth
 
 from .rows import Row
 from .target import Target
-from .watchers import watching
+from .watchers import WatchFailed, watching
 
 
 def rightly(said: Mapping[str, float], true: Mapping[str, float]) -> float:
@@ -37,19 +37,25 @@ def as_operators(by_function: Mapping[str, float], operators: Iterable[str]) -> 
     return dict(found)
 
 
-def shares_right(rows: Sequence[Row], functions: Sequence[str], seconds: float) -> dict[str, float]:
+def shares_right(
+    rows: Sequence[Row], functions: Sequence[str], seconds: float, progress: Callable[[str], None]
+) -> dict[str, float]:
     """By row: :func:`rightly`, with the witness in the same process at the same time."""
-    found = {}
+    found: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         witness = truth.Witness(truth.build_shim(), Path(folder) / "truth.bin")
         with Target(seconds, env=witness.env) as target:
             target.tokens(1)
             for row in rows:
-                with watching(row, target.pid, functions) as watcher:
-                    begin = time.monotonic_ns()
-                    target.window(1, row.at_least)
-                    end = time.monotonic_ns()
-                    said = watcher.finish().by_op
+                try:
+                    with watching(row, target.pid, functions) as watcher:
+                        begin = time.monotonic_ns()
+                        target.window(1, row.at_least)
+                        end = time.monotonic_ns()
+                        said = watcher.finish().by_op
+                except WatchFailed as error:
+                    progress(f"{row.key}: {error}")
+                    continue
                 true: dict[str, float] = defaultdict(float)
                 for (op, _), total in truth.per_op(truth.within(witness.runs(), begin, end)).items():
                     true[op] += total.seconds

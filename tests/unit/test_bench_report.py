@@ -93,7 +93,7 @@ def _findings() -> Findings:
             sample = Sample(0.01 + i / 1e4, 0.0, 3e5, 0.009, 50 << 10, seen)
             results.samples["all", threads].append(sample)
             results.token_ns[threads].append(2e7)
-    results.failed["bcc"] = "no headers"
+    results.failed["bcc"].append("no headers")
     rows = [row for row in ROWS if row.key in ("all", "default", "bcc")]
     return Findings("make bench", "2026-01-01", 15.0, {"machine": "m"}, 2.0, 96, {1: 60, 2: 110}, rows,
                     {"default": "not here"}, results)  # fmt: skip
