@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from ..agent.model.latency import Histogram
-from ..agent.model.snapshot import OTHER_STATUS, Snapshot
+from ..agent.model.snapshot import OTHER_STATUS, Budget, Overhead, Snapshot
 from . import registry
 from .registry import LATENCY_BUCKETS, OTHER, metric
 from .text import clean, finite
@@ -32,6 +32,9 @@ MAX_SMALL = 48
 MAP_FULL, RECURSION = "map_full", "recursion_misses"
 """Kinds of loss that have counters of their own: ``map_update_failures_total`` and
 ``recursion_misses_total``."""
+LEVELS = ("nothing", "token", "graph", "op")
+TOP_LEVEL = LEVELS[-1]
+SHED = "shed"
 _RESERVE = 64
 """Samples kept free for "other" rows of ops, one per phase and family."""
 
@@ -129,6 +132,11 @@ class SnapshotCollector(Collector):
         failures = self._rows("failures", MAX_SMALL, _fold_target)
         hits = self._rows("hits", MAX_SMALL, _fold_last)
         probes = self._rows("probes", MAX_SMALL, _fold_last)
+        overhead = self._rows("overhead", MAX_SMALL, _fold_last)
+        bursts = self._rows("bursts", MAX_SMALL, _fold_last)
+        changes = self._rows("changes", MAX_SMALL, _fold_last)
+        budget = self._rows("budget", MAX_SMALL, _fold_last)
+        measured = self._rows("measured", MAX_SMALL, _fold_last)
         info = self._rows("info", MAX_SMALL, _fold_target)
         state = self._rows("state", MAX_SMALL, _fold_last)
         first = _Histogram("time_to_first_token_seconds")
@@ -156,8 +164,19 @@ class SnapshotCollector(Collector):
             program = clean(os.path.basename(snapshot.target.exe or ""), 60)
             info.values[(target, program, *(_label(text) for text in about))] = [1.0]
             state.values[(target, one.state)] = [1.0 if one.state == "ok" else 0.0]
-            level, value = _op_probes(snapshot)
-            probes.values[(target, "op", level)] = [value]
+            for level, reason, value in _probe_states(snapshot):
+                probes.values[(target, level, reason)] = [value]
+            if (kept := snapshot.budget) is not None:
+                budget.values[(target, _budget_reason(kept))] = [1.0 if kept.level == TOP_LEVEL else 0.0]
+                for how, seconds in kept.spent_seconds.items():
+                    overhead.add((target, how), (seconds,))
+                bursts.add((target, "complete"), (kept.bursts - kept.bursts_cut,))
+                bursts.add((target, "cut"), (kept.bursts_cut,))
+                for level, count in kept.changes.items():
+                    changes.add((target, level), (count,))
+                for bound, seconds in _measured(snapshot.overhead, kept):
+                    # Noise is as often below zero as above: a gauge, and not one that is clipped.
+                    measured.values[(target, bound)] = [seconds]
             if snapshot.histograms is not None:
                 first.add(target, snapshot.histograms.time_to_first_token)
                 between.add(target, snapshot.histograms.inter_token)
@@ -169,9 +188,14 @@ class SnapshotCollector(Collector):
         yield from _families(["map_update_failures_total", "recursion_misses_total"], failures)
         yield from _families(["probe_hits_total"], hits)
         yield from _families(["probe_state"], probes)
+        yield from _families(["budget_state"], budget)
+        yield from _families(["budget_transitions_total"], changes)
+        yield from _families(["bursts_total"], bursts)
+        yield from _families(["overhead_seconds_total"], overhead)
+        yield from _families(["overhead_measured_seconds"], measured)
         yield from _families(["target_info"], info)
         yield from _families(["target_state"], state)
-        single = len(lost.dropped) + len(hits.dropped)
+        single = sum(len(rows.dropped) for rows in (lost, hits, overhead, bursts, changes))
         self._small_dropped = 2 * len(calls.dropped) + 3 * len(graphs.dropped) + single
 
     def _rows(self, scheme: str, limit: int, fold: Callable[[Labels], Labels]) -> _Rows:
@@ -207,8 +231,37 @@ class _Histogram:
         return self.family
 
 
+def _probe_states(snapshot: Snapshot) -> Iterator[tuple[str, str, float]]:
+    """(level, reason, value) of ``probe_state``."""
+    kept = snapshot.budget
+    for level, lowest in (("token", LEVELS[1:]), ("graph", LEVELS[2:])):
+        if kept is not None:
+            on = kept.level in lowest
+            yield level, "ok" if on else SHED, 1.0 if on else 0.0
+    if kept is not None and kept.level != TOP_LEVEL:
+        yield "op", SHED, 0.0
+    else:
+        yield ("op", *_op_probes(snapshot))
+
+
+def _budget_reason(kept: Budget) -> str:
+    """The reason without its figures: a label has few values."""
+    return "ok" if kept.level == TOP_LEVEL else _label(kept.reason.partition(":")[0])
+
+
+def _measured(overhead: Overhead, kept: Budget) -> Iterator[tuple[str, float]]:
+    """(bound, seconds) of ``overhead_measured_seconds``; nothing before it was measured."""
+    if overhead.measured_ratio is not None and overhead.measured_ci95 is not None:
+        low, high = overhead.measured_ci95
+        for bound, ratio in (("low", low), ("mean", overhead.measured_ratio), ("high", high)):
+            # Of the busy seconds, the slowdown's part.
+            seconds = finite(kept.busy_seconds * ratio / (1 + ratio)) if ratio > -1 else None
+            if seconds is not None:
+                yield bound, seconds
+
+
 def _op_probes(snapshot: Snapshot) -> tuple[str, float]:
-    """(reason, value) of ``probe_state`` at op level."""
+    """(reason, value) of ``probe_state`` at op level, while it is not shed."""
     attach = snapshot.target.attach
     if attach.op_source is None:
         return "absent", 0.0

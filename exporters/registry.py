@@ -43,7 +43,7 @@ class Source(enum.StrEnum):
     CALIBRATION = "calibration"
 
 
-EXPORTED = frozenset({Source.TOKEN, Source.GRAPH, Source.OP, Source.SELF})
+EXPORTED = frozenset({Source.TOKEN, Source.GRAPH, Source.OP, Source.SELF, Source.SAMPLING})
 """Sources that this version has. The other names are reserved: they are spelled here so
 that they cannot be given another meaning, and are absent from every scrape."""
 
@@ -102,7 +102,7 @@ METRICS: tuple[Metric, ...] = (
              "Time inside these calls, once per call however many sequences share it."),
     _counter("graphs", "graphs", _GRAPH, Source.GRAPH, "Graph executions."),
     _counter("graphs_sampled", "graphs", _GRAPH, Source.GRAPH,
-             "Graph executions that were watched at op level."),
+             "Graph executions whose ops were timed; those of the others are estimated from them."),
     _counter("graph_seconds", "seconds", _GRAPH, Source.GRAPH,
              "Time inside graph executions, the setup before the first op included."),
     _counter("op_seconds", "seconds", _OP, Source.OP,
@@ -129,9 +129,18 @@ METRICS: tuple[Metric, ...] = (
            "1 while the probes of this level see everything they should, 0 when they do not."),
     _gauge("build_info", "", ("version",), Source.SELF, "Always 1; the version of profinferd."),
     _gauge("budget_state", "", ("target", "reason"), Source.SAMPLING,
-           "1 while the whole wanted level of detail fits the budget, 0 while levels are shed."),
+           "1 while the whole wanted level of detail fits the budget, 0 while levels are shed: for the "
+           "budget, or for the least token rate (qos); recovered: some of them are back."),
+    _counter("budget_transitions", "changes", ("target", "level"), Source.SAMPLING,
+             "Times that this level of probes became the highest in use."),
+    _counter("bursts", "bursts", ("target", "outcome"), Source.SAMPLING,
+             "Times that op probes were armed: as long as planned, or cut short."),
     _counter("overhead_seconds", "seconds", ("target", "how"), Source.SAMPLING,
-             "What profiling cost the target, estimated from hits and measured from tokens."),
+             "What profiling cost the target, estimated from calibrated prices: hits of call, graph and op "
+             "probes, and cycles of arming and disarming."),
+    _gauge("overhead_measured_seconds", "seconds", ("target", "bound"), Source.SAMPLING,
+           "What op probes cost it until now as its own tokens show: mean, and low and high end of a 95 % "
+           "interval. Compare with how op and cycle of overhead_seconds_total."),
     _counter("page_faults", "faults", ("target", "kind", "mapping"), Source.KERNEL,
              "Page faults of the target's threads, by what the page belongs to."),
     _counter("sched_wait_seconds", "seconds", ("target", "cause"), Source.KERNEL,

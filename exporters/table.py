@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..agent.model.latency import Summary
-from ..agent.model.snapshot import Snapshot
+from ..agent.model.snapshot import Budget, Overhead, Snapshot
 from . import text
 from .summary import OpRow, PhaseOps, coverage, failed_calls, phase_ops, rates
 
@@ -76,7 +76,8 @@ class TableExporter:
         rows = ROWS
         if self._height is not None:
             shown = shown[:1]
-            rows = max(1, self._height - _FIXED_LINES - max(1, len(rates(snapshot))))
+            more = max(1, len(rates(snapshot))) + (snapshot.budget is not None)
+            rows = max(1, self._height - _FIXED_LINES - more)
         for section in (s for s in sections if s in shown):
             parts += [Text(), *self._ops(section, rows)]
         parts += [Text(), self._footer(snapshot)]
@@ -198,6 +199,24 @@ class TableExporter:
             return Text("#" * round(eighths / 8), "green")
         return Text("█" * (eighths // 8) + (" ▏▎▍▌▋▊▉"[eighths % 8] if eighths % 8 else ""), "green")
 
+    # ---- at what cost --------------------------------------------------------------------
+
+    def _budget(self, overhead: Overhead, budget: Budget) -> Text:
+        line = Text(no_wrap=True, overflow="ellipsis")
+        line.append("slowdown ", "dim").append(_share(overhead.estimated_ratio), "bold")
+        line.append(f" of {_share(overhead.budget_ratio)}, measured ")
+        line.append(_share(overhead.measured_ratio))
+        if overhead.measured_ci95 is not None:
+            low, high = overhead.measured_ci95
+            line.append(f" ({low * 100:.2f} to {high * 100:.2f})")
+        line.append("  ops " if budget.level == "op" else "  shed to ", "dim")
+        if budget.level == "op":
+            line.append(_name(budget.activity, 60))
+        else:
+            line.append(_name(f"{budget.level}: {budget.reason}", 90), "yellow")
+        line.truncate(self._width, overflow="ellipsis")
+        return line
+
     # ---- how sure ----------------------------------------------------------------------
 
     def _footer(self, snapshot: Snapshot) -> RenderableType:
@@ -221,6 +240,8 @@ class TableExporter:
             kinds = ", ".join(f"{_name(k)} {text.count(n)}" for k, n in sorted(lost.by_kind.items()) if n)
             line.append(f" ({kinds})")
         failed = failed_calls(snapshot)
+        if snapshot.budget is not None:
+            line.append("\n").append(self._budget(snapshot.overhead, snapshot.budget))
         if failed:
             line.append("\nfailed calls ", "dim")
             line.append(", ".join(f"{text.count(n)} with status {s}" for s, n in failed[:6]), "yellow")
@@ -229,6 +250,11 @@ class TableExporter:
             return line
         notes = [Padding(Text(f"- {text.clean(note, 400)}"), (0, 0, 0, 2)) for note in snapshot.notes]
         return Group(line, Text("notes", "dim"), *notes)
+
+
+def _share(value: float | None) -> str:
+    """Slowdowns are small: two decimals of a percent."""
+    return text.MISSING if value is None else f"{value * 100:.2f}%"
 
 
 def _latency(figures: Summary) -> list[str]:

@@ -60,10 +60,12 @@ class LineView(SilentView):
 
     def __init__(self) -> None:
         self._next = LINE_SECONDS
+        self._changes = 0
 
     def update(self, snapshot: Snapshot) -> None:
-        """Says how far things are, when it is time to."""
+        """Says how far things are, when it is time to; and at once what was shed or came back."""
         window = snapshot.window_seconds
+        self._budget(snapshot)
         if window < self._next:
             return
         self._next = window + LINE_SECONDS
@@ -72,11 +74,24 @@ class LineView(SilentView):
             for rate in rates(snapshot)
             if rate.tokens_per_second is not None
         ]
+        slowdown = snapshot.overhead.estimated_ratio
+        if slowdown is not None:
+            speeds.append(f"slowdown {slowdown:.2%}")
         tokens = snapshot.tokens
         say(
             f"{seconds(window)}: {count(tokens.prefill)} prefill and {count(tokens.decode)} decode tokens"
             + "".join(f", {speed}" for speed in speeds)
         )
+
+
+    def _budget(self, snapshot: Snapshot) -> None:
+        budget = snapshot.budget
+        if budget is None:
+            return
+        new = sum(budget.changes.values()) - self._changes
+        self._changes += new
+        for change in budget.transitions[len(budget.transitions) - new :] if new > 0 else ():
+            say(f"{seconds(change.at_seconds)}: probes {change.before} -> {change.after}, {change.reason}")
 
 
 class LiveView:

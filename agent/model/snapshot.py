@@ -212,7 +212,8 @@ class Budget:
     graph, token, nothing), ``reason``: why not a higher one; ``activity``: of the op level, in
     words. ``spent_seconds``: estimated cost to the target by what it was spent on (call,
     graph, op, cycle), only growing; ``bursts`` so far, ``bursts_cut`` of them ended early.
-    ``transitions``: the latest changes of level, oldest first."""
+    ``transitions``: the latest changes of level, oldest first; ``changes``: how often each
+    level was entered, all of them."""
 
     level: str
     reason: str
@@ -223,6 +224,7 @@ class Budget:
     bursts_cut: int
     qos_min_tokens_per_second: float | None = None
     transitions: tuple[Transition, ...] = ()
+    changes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

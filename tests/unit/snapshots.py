@@ -118,6 +118,28 @@ def busy() -> model.Snapshot:
     )
 
 
+def sampled(level: str = "op", reason: str = "as configured") -> model.Snapshot:
+    """The same with its ops sampled within a budget of 1 %."""
+    one = busy()
+    return dataclasses.replace(
+        one,
+        ops=tuple(dataclasses.replace(o, seconds_stderr=0.01) for o in one.ops),
+        graphs=tuple(dataclasses.replace(g, sampled=g.count // 2) for g in one.graphs),
+        overhead=model.Overhead(0.01, 0.0031, 0.0028, (-0.001, 0.0066), 9000, 470.0),
+        budget=model.Budget(
+            level=level,
+            reason=reason,
+            activity="waiting for the next period",
+            spent_seconds={"call": 0.0002, "graph": 0.0004, "op": 0.001, "cycle": 0.0006},
+            busy_seconds=0.71,
+            bursts=3,
+            bursts_cut=1,
+            transitions=(model.Transition(2.0, "op", "graph", "qos: 3.9 tokens/s, 4 wanted"),),
+            changes={"graph": 2, "op": 1},
+        ),
+    )
+
+
 def idle() -> model.Snapshot:
     """Attached, and nothing seen: no layout chosen, no calls, no ops."""
     one = busy()

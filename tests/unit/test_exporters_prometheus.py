@@ -89,7 +89,7 @@ def families(text: str, openmetrics: bool) -> list[Family]:
     return list(parse(text))
 
 
-@pytest.mark.parametrize("kind", ["busy", "idle", "hostile"])
+@pytest.mark.parametrize("kind", ["busy", "sampled", "idle", "hostile"])
 @pytest.mark.parametrize("openmetrics", [False, True])
 def test_every_sample_is_in_the_registry(kind: str, openmetrics: bool) -> None:
     """Name, type, help and labels, in both formats, also with names chosen against us."""
@@ -105,7 +105,8 @@ def test_every_sample_is_in_the_registry(kind: str, openmetrics: bool) -> None:
         assert (family.type, family.documentation) == (about.kind, about.help)
         for sample in family.samples:
             assert set(sample.labels) - {"le"} == set(about.labels)
-            assert math.isfinite(sample.value) and sample.value >= 0
+            assert math.isfinite(sample.value)
+            assert sample.value >= 0 or sample.labels.get("bound") == "low"
             key = (sample.name, tuple(sorted(sample.labels.items())))
             assert key not in seen
             seen.add(key)
@@ -149,6 +150,47 @@ def test_state_of_the_probes_says_why() -> None:
     wild = dataclasses.replace(one, target=dataclasses.replace(one.target, attach=attach))
     assert Scraper(wild).values("probe_state") == {(TARGET, "op", "incomplete"): 0}
     assert Scraper(snapshots.idle()).values("probe_state") == {("llama-server", "op", "absent"): 0}
+
+
+def test_budget_and_overhead() -> None:
+    """C18: what profiling costs, by what, and whether all that was wanted is afforded."""
+    scrape = Scraper(snapshots.sampled())
+    assert scrape.values("budget_state") == {(TARGET, "ok"): 1}
+    assert scrape.values("overhead_seconds_total") == {
+        (TARGET, "call"): 0.0002, (TARGET, "graph"): 0.0004, (TARGET, "op"): 0.001, (TARGET, "cycle"): 0.0006
+    }  # fmt: skip
+    measured = scrape.values("overhead_measured_seconds")
+    # 0.71 s with a slowdown of 0.28 % would have been 0.708 s without; noise may go below zero.
+    assert measured[TARGET, "mean"] == pytest.approx(0.71 - 0.71 / 1.0028)
+    assert measured[TARGET, "low"] == pytest.approx(0.71 - 0.71 / 0.999)
+    assert measured[TARGET, "high"] == pytest.approx(0.71 - 0.71 / 1.0066)
+    assert scrape.values("bursts_total") == {(TARGET, "complete"): 2, (TARGET, "cut"): 1}
+    assert scrape.values("budget_transitions_total") == {(TARGET, "graph"): 2, (TARGET, "op"): 1}
+    assert scrape.values("graphs_sampled_total") == {
+        (TARGET, "decode", "CPU"): 41,
+        (TARGET, "prefill", "CPU"): 1,
+    }
+    every = Scraper(snapshots.busy())
+    for absent in ("budget_state", "overhead_seconds_total", "overhead_measured_seconds", "bursts_total"):
+        assert every.values(absent) == {}
+
+
+@pytest.mark.parametrize(
+    ("level", "reason", "shown", "shed"),
+    [
+        ("graph", "qos: 3.9 tokens/s, 4 wanted", "qos", {"op"}),
+        ("token", "budget: token and graph probes alone cost 1.31%", "budget", {"op", "graph"}),
+        ("token", "recovered: budget and token rate allow it again", "recovered", {"op", "graph"}),
+        ("nothing", "budget: token probes alone cost 1.02%", "budget", {"op", "graph", "token"}),
+    ],
+)
+def test_what_was_shed_and_why(level: str, reason: str, shown: str, shed: set[str]) -> None:
+    """C20: the reason is a word, its figures are no label."""
+    scrape = Scraper(snapshots.sampled(level, reason))
+    assert scrape.values("budget_state") == {(TARGET, shown): 0}
+    states = scrape.values("probe_state")
+    assert {name for (_, name, _), value in states.items() if not value} == shed
+    assert all((why == "shed") is (name in shed) for _, name, why in states)
 
 
 def test_statuses_beyond_those_told_apart() -> None:

@@ -36,6 +36,15 @@ def test_what_a_person_asks_first() -> None:
     assert "overhead is not measured yet" in shown
 
 
+def test_what_it_costs() -> None:
+    """Estimate, budget, measurement with its interval, and what the ops level does or why it is shed."""
+    line = "slowdown 0.31% of 1.00%, measured 0.28% (-0.10 to 0.66)  ops waiting for"
+    assert line in TableExporter().render(snapshots.sampled())
+    shed = TableExporter(width=120).render(snapshots.sampled("graph", "qos: 3.9 tokens/s, 4 wanted"))
+    assert "shed to graph: qos: 3.9 tokens/s, 4 wanted" in shed
+    assert "slowdown" not in TableExporter().render(snapshots.busy())
+
+
 def test_shares_are_of_the_whole() -> None:
     """Ops and setup of a phase add up to 1, whatever is listed."""
     for section in phase_ops(snapshots.busy()):
@@ -101,7 +110,9 @@ def crowded() -> Snapshot:
 
 
 @pytest.mark.parametrize("width", [80, 100, 120])
-@pytest.mark.parametrize("make", [snapshots.busy, snapshots.idle, snapshots.hostile, crowded])
+@pytest.mark.parametrize(
+    "make", [snapshots.busy, snapshots.sampled, snapshots.idle, snapshots.hostile, crowded]
+)
 def test_it_fits(width: int, make: object) -> None:
     """No line is wider than the terminal, and the last column is never cut at 80."""
     shown = TableExporter(width=width).render(make())  # type: ignore[operator]
@@ -119,7 +130,7 @@ def test_it_uses_the_width_that_is_there() -> None:
 @pytest.mark.parametrize("height", [24, 30, 50])
 def test_the_live_table_fits_the_height(height: int) -> None:
     """A table taller than the terminal cannot be redrawn in place."""
-    many = dataclasses.replace(crowded(), notes=())
+    many = dataclasses.replace(crowded(), notes=(), budget=snapshots.sampled().budget)
     console = Console(file=io.StringIO(), width=80, height=height, force_terminal=True)
     table = TableExporter(width=80, height=height - 1)
     assert len(console.render_lines(table.renderable(many))) <= height
