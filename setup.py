@@ -73,7 +73,7 @@ setup(
     include_package_data=False,  # what a wheel holds is what is said here, not MANIFEST.in
     package_data={
         "": ["py.typed"],
-        "profinferd.probes": ["*.bpf.o", "*.yaml", "*.schema.json", "events.h"],
+        "profinferd.probes": ["*.bpf.o", "*.yaml", "*.schema.json", "events.h", "bcc/*.c"],
     },
     cmdclass={"build_bpf": BuildBpf, "build": Build, "sdist": Sdist},
 )

@@ -18,7 +18,7 @@ from types import TracebackType
 
 from . import pace
 from .bursts import BurstDriver, Probes
-from .errors import MachineError, ProfinferError, TargetEnded, TargetError
+from .errors import MachineError, ProfinferError, TargetEnded, TargetError, UsageError
 from .kernel.check import returns_under_seccomp, seccomp_mode
 from .kernel.programs import Drained, GgmlPrograms, Probe
 from .model.budget import BudgetConfig, Prices
@@ -116,8 +116,11 @@ class Attachment:
 
         ``ops``: all (a record per kernel), sampled (in bursts, as ``budget`` allows) or off.
 
-        Raises TargetError, TargetEnded or MachineError; nothing is left attached then.
+        ``loader`` bcc does not sample. Raises TargetError, TargetEnded or MachineError; nothing is
+        left attached then.
         """
+        if loader == "bcc" and ops == "sampled":
+            raise UsageError("--loader bcc cannot sample operators", "use --ops all or off")
         begun = time.monotonic()
         process = open_process(pid)
         used = cpu_seconds(process)
@@ -125,15 +128,19 @@ class Attachment:
             # Before anything is attached: some kernels kill such a process at its first return.
             returns_under_seccomp()
         progress(f"looking into process {process.pid}")
-        info, programs = _look_and_load(process, method, btf_path)
+        if loader == "bcc":
+            progress("compiling the probes with BCC, which takes some seconds")
+        info, programs = _look_and_load(process, method, btf_path, loader)
         try:
             # Before anything is attached: it may take seconds, once per machine.
-            prices = None if ops == "off" else prices_here(programs.method, btf_path, progress)
+            measured = ops != "off" and loader == "libbpf"
+            prices = prices_here(programs.method, btf_path, progress) if measured else None
         except BaseException:
             programs.close()
             info.close()
             raise
         self = cls(process, info, programs, ops=ops, config=budget or BudgetConfig(), prices=prices)
+        self.attached.notes += programs.notes
         try:
             self._attach_files(info.files)
             if not alive(process):
@@ -429,11 +436,18 @@ class Attachment:
         self.close()
 
 
-def _look_and_load(process: Process, method: str, btf_path: str | None) -> tuple[TargetInfo, GgmlPrograms]:
+def _look_and_load(
+    process: Process, method: str, btf_path: str | None, loader: str
+) -> tuple[TargetInfo, GgmlPrograms]:
     """Look into the target while the kernel verifies the programs: both take a tenth of a second."""
+    kind: type[GgmlPrograms] = GgmlPrograms
+    if loader == "bcc":
+        from .kernel.bcc_loader import BccPrograms
+
+        kind = BccPrograms
     child = start_child()
     with ThreadPoolExecutor(1) as pool:
-        loading = pool.submit(GgmlPrograms.load, method, btf_path=btf_path)
+        loading = pool.submit(kind.load, method, btf_path=btf_path)
         try:
             info = inspect_target(process, child=child)
         except BaseException:

@@ -23,6 +23,7 @@ from .view import View, choose_view, stdout_table
 
 POLL_SECONDS = 0.25
 """How long a signal or the end of the target may go unnoticed; each time costs a drain."""
+_DEFAULT = click.core.ParameterSource.DEFAULT
 REFRESH_SECONDS = 0.5
 """How often a snapshot is made for the live view and for scrapes."""
 
@@ -113,10 +114,8 @@ def _floor(context: click.Context, option: click.Parameter, value: float | None)
 
 
 def _loader(context: click.Context, option: click.Parameter, value: str) -> str:
-    if value == "bcc":
-        raise UsageError("--loader bcc does not exist yet", "use --loader libbpf")
-    if value != "libbpf":
-        raise UsageError(f"--loader {value!r} is not known", "use --loader libbpf")
+    if value not in ("libbpf", "bcc"):
+        raise UsageError(f"--loader {value!r} is not known", "use --loader libbpf or bcc")
     return value
 
 
@@ -183,8 +182,8 @@ def _loader(context: click.Context, option: click.Parameter, value: str) -> str:
     default="libbpf",
     show_default=True,
     callback=_loader,
-    metavar="libbpf",
-    help="What loads the BPF objects.",
+    metavar="libbpf|bcc",
+    help="What loads the probes: bcc compiles them here first, and does not sample.",
 )
 @click.option("--btf-path", metavar="FILE", help="Kernel type information, where the kernel brings none.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress and no live table on stderr.")
@@ -209,6 +208,8 @@ def attach(
     Nothing is restarted, and no file or byte of the process is changed. Ctrl-C prints and
     saves what was seen.
     """
+    if loader == "bcc" and click.get_current_context().get_parameter_source("ops") is _DEFAULT:
+        ops = "all"  # it does not sample
     run(
         Options(
             pid=pid,

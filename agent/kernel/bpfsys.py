@@ -205,6 +205,13 @@ def _object_info(fd: int, size: int) -> tuple[bytes, int]:
     return info.raw, int(struct.unpack_from("=I", attr, 4)[0])
 
 
+def map_info(fd: int) -> tuple[int, int, int, int, int]:
+    """(type, bytes of a key, bytes of a value, entries, flags) of a map."""
+    raw, _ = _object_info(fd, 88)
+    kind, _, key, value, entries, flags = struct.unpack_from("=6I", raw)
+    return kind, key, value, entries, flags
+
+
 def program_info(fd: int) -> ProgramInfo:
     """Statistics of a loaded program."""
     raw, known = _object_info(fd, 232)

@@ -37,3 +37,8 @@ class Map:
     def keys(self) -> list[bytes]:
         """The keys there are now, each once."""
         return list(dict.fromkeys(bpfsys.map_keys(self.fd, self.key_size, 2 * self.max_entries + 16)))
+
+
+def map_of(name: str, fd: int) -> Map:
+    """The map with descriptor ``fd``, which somebody else has made; ``name`` is what we call it."""
+    return Map(name, fd, *bpfsys.map_info(fd))

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,7 @@ from .arrays import MappedArray, read_array
 from .btf import Types
 from .libbpf import BpfObject, LoadError
 from .links import Link, attach_multi, attach_perf, attach_raw_tracepoint
+from .loaded import LoadedObject
 from .ring import Ring
 
 METHODS = ("session", "multi", "perf")
@@ -66,7 +67,10 @@ class Drained:
 class GgmlPrograms:
     """The loaded programs, their maps, rings and links. Close it, or end the process."""
 
-    def __init__(self, obj: BpfObject, method: str, types: Types, left_out: Mapping[str, str]) -> None:
+    notes: ClassVar[tuple[str, ...]] = ()
+    """What these programs cannot do and others can, for the report."""
+
+    def __init__(self, obj: LoadedObject, method: str, types: Types, left_out: Mapping[str, str]) -> None:
         self._object = obj
         self.method = method
         self.types = types

@@ -69,7 +69,7 @@ def test_wheel_holds_every_module(wheel: zipfile.ZipFile) -> None:
 
 def test_wheel_holds_the_data(wheel: zipfile.ZipFile) -> None:
     names = {name.removeprefix("profinferd/probes/") for name in wheel.namelist()}
-    assert names >= {*OBJECTS, "events.h", "catalogue.schema.json", "py.typed"}
+    assert names >= {*OBJECTS, "events.h", "catalogue.schema.json", "bcc/ggml_bcc.c", "py.typed"}
     assert {path.name for path in (ROOT / "probes").glob("*.yaml")} <= names
     for room in ROOMS:
         assert f"profinferd/{room}/py.typed" in wheel.namelist()
