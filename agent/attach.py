@@ -8,6 +8,7 @@ known and which layout was chosen.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections import deque
@@ -173,7 +174,8 @@ class Attachment:
             done = 0
             for level, group in GROUPS.items():
                 some = [h for h in hooks if h.level == level]
-                if group == "ops" and self._ops == "sampled":
+                armed = self._driver is not None and self._driver.armed
+                if group == "ops" and self._ops == "sampled" and not armed:
                     done += len(some)  # attached for bursts only
                 else:
                     done += self._attach_hooks(group, file, some, failures)
@@ -183,6 +185,8 @@ class Attachment:
                 if file.op_source is not None and self._ops != "off":
                     self.attached.op_source = self.attached.op_source or file.op_source
                     self.attached.complete = self.attached.complete and file.complete
+        if self._ops == "sampled" and self._driver is None and self.attached.op_source is not None:
+            self._driver = self._new_driver()
         # Only now: a graph whose operators have no probes (yet) would look uncovered.
         self._set_mode()
         if not self._attached:
@@ -203,12 +207,14 @@ class Attachment:
         mode = constants["OPS_TRACE" if trace else "OPS_OFF"]
         self._programs.set_target(self.process.pid, layout=LAYOUT, mode=mode)
 
-    def _attach_group(self, group: str) -> None:
-        """Attach all hooks of one group, in every file that has some."""
+    def _attach_group(self, group: str) -> int:
+        """Attach all hooks of one group, in every file that has some; returns how many."""
         failures: list[ProfinferError] = []
+        done = 0
         for file in self.info.files:
             hooks = [h for h in file.hooks if GROUPS.get(h.level) == group and self._wanted(h)]
-            self._attach_hooks(group, file, hooks, failures)
+            done += self._attach_hooks(group, file, hooks, failures)
+        return done
 
     def _wanted(self, hook: HookSite) -> bool:
         # Splits on other backends are not looked at yet; a CPU split is an LV_CPU graph.
@@ -238,7 +244,9 @@ class Attachment:
                 done += 1
             except TargetError as error:
                 failures.append(error)
-                self.attached.notes.append(f"{hook.symbol} is not probed: {error.what}")
+                note = f"{hook.symbol} is not probed: {error.what}"
+                if note not in self.attached.notes:  # each burst tries again
+                    self.attached.notes.append(note)
                 if hook.level == "op":
                     self.attached.complete = False
         return done
@@ -270,13 +278,12 @@ class Attachment:
             self._settle(drained)
         else:
             # Without graphs there is no layout to wait for.
-            self._session = self._session or self._new_session(None)
+            self._session = self._session or self._open_session(None)
             self._feed(self._session, drained)
         now = time.monotonic()
-        if self._driver is not None and self._driver.tick(now):
-            # The probes are gone: what still was in the rings belongs to the burst.
-            self._feed(self._driver.session, self._programs.drain())
-            self._driver.burst_over()
+        if self._driver is not None:
+            with contextlib.suppress(TargetEnded):  # the caller asks whether it is alive
+                self._driver.tick(now)
         if now >= self._next_look:
             self._next_look = now + LOOK_SECONDS
             self._look_for_libraries()
@@ -297,15 +304,15 @@ class Attachment:
         if layout != self._settler.assumed:
             # What was read so far was read at wrong places.
             self._programs.forget_graphs()
+            if self._driver is not None:
+                self._driver.forget()
             self._held = deque(_calls_only(one) for one in self._held)
         self._programs.set_layout(LAYOUT, layout_fields(layout, self.info.tables, chosen=True))
         self._layout = layout
         if self._session is None:
-            self._session = self._new_session(layout)
+            self._session = self._open_session(layout)
         self._session.target = facts_for_model(self.info, layout, self.attached)
         self._session.losses.add("events", self._dropped_events)
-        if self._ops == "sampled" and self._driver is None and self.attached.op_source is not None:
-            self._driver = self._new_driver(self._session)
         while self._held:
             self._feed(self._session, self._held.popleft())
 
@@ -395,13 +402,20 @@ class Attachment:
             notes.append(f"graphs: none could be read yet, {self._settler.reason}")
         return dataclasses.replace(snapshot, notes=(*notes, *snapshot.notes))
 
-    def _new_driver(self, session: Session) -> BurstDriver:
+    def _new_driver(self) -> BurstDriver:
         if self._config is None or self._prices is None:
             raise ValueError("sampling needs a budget and prices")
         probes = Probes(self._attach_group, self._programs.detach)
-        return BurstDriver(
-            self._programs, session, self.process.pid, probes, self._prices, self._config, LAYOUT
-        )
+        driver = BurstDriver(self._programs, self.process.pid, probes, self._prices, self._config, LAYOUT)
+        if self._session is not None:
+            driver.bind(self._session)
+        return driver
+
+    def _open_session(self, layout: Layout | None) -> Session:
+        session = self._new_session(layout)
+        if self._driver is not None:
+            self._driver.bind(session)
+        return session
 
     def _new_session(self, layout: Layout | None) -> Session:
         tables = self.info.tables
@@ -418,7 +432,10 @@ class Attachment:
         """Detach. The last snapshot stays available. May be called twice."""
         if self._final is None:
             try:
+                if self._driver is not None:
+                    self._driver.stop()
                 if self._session is not None:
+                    self._feed(self._session, self._programs.drain())
                     self._session.finish(time.monotonic_ns())
                 if self._driver is not None:
                     self._driver.finish()

@@ -19,7 +19,7 @@ from .maps import Map
 
 
 class MappedArray:
-    """An array map with BPF_F_MMAPABLE, read without a system call.
+    """An array map with BPF_F_MMAPABLE, read and cleared without a system call.
 
     Programs write while it is read: each aligned word is whole, words together are not a
     snapshot.
@@ -31,7 +31,7 @@ class MappedArray:
         stride = (array.value_size + 7) & ~7
         length = -(-stride * array.max_entries // mmap.PAGESIZE) * mmap.PAGESIZE
         try:
-            self._memory = mmap.mmap(array.fd, length, mmap.MAP_SHARED, mmap.PROT_READ)
+            self._memory = mmap.mmap(array.fd, length, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
         except OSError as error:
             raise MachineError(
                 f"map {array.name} cannot be mapped: {bpfsys.strerror(error.errno or 0)}"
@@ -42,6 +42,10 @@ class MappedArray:
     def read(self, first: int = 0, count: int | None = None) -> npt.NDArray[Any]:
         """A copy of ``count`` values from key ``first`` on, as they are now."""
         return self._live[first : None if count is None else first + count].copy()
+
+    def clear(self, first: int, count: int) -> None:
+        """Set ``count`` values from key ``first`` on to zero; no program may be writing to them."""
+        self._live[first : first + count] = np.zeros((), self._live.dtype)
 
     def close(self) -> None:
         """Unmap."""

@@ -207,16 +207,16 @@ class GgmlPrograms:
 
     def sums(self, first: int, count: int) -> Records:
         """Elements of map "sums" (struct node_sum), as they are now."""
+        return self._mapped_sums().read(first, count)
+
+    def _mapped_sums(self) -> MappedArray:
         if self._sums is None:
             self._sums = MappedArray(self._object.map("sums"), self.types.dtype("node_sum"))
-        return self._sums.read(first, count)
+        return self._sums
 
     def clear_sums(self, first: int, count: int) -> None:
         """Set elements of map "sums" to zero; nobody may be writing to them."""
-        zero = bytes(self._object.map("sums").value_size)
-        sums = self._object.map("sums")
-        for i in range(first, first + count):
-            sums.update(struct.pack("=I", i), zero)
+        self._mapped_sums().clear(first, count)
 
     def give_slot(self, tgid: int, hash_: int, slot: int, first: int) -> bool:
         """Have the ops of this graph added up in mode OPS_SUM, from its next execution on.

@@ -22,7 +22,7 @@ _PROCESS_ENCODE = 0  # enum llama_process_type, as CALL_BEGIN carries it in `sta
 _FIELDS = (
     "ts", "begin_ts", "tgid", "tid", "seq", "call", "parent", "kind", "level", "flags",
     "object", "status", "uid", "hash", "n_nodes", "n_pos", "n_out", "batch_tokens", "pos",
-    "out", "hits", "accepted", "lost", "op_faults",
+    "out", "hits", "accepted", "lost", "op_faults", "sum_slot", "tokens",
 )  # fmt: skip
 
 
@@ -31,7 +31,8 @@ class GraphRun:
     """One execution of a graph or of a split; times in ns, ``end`` None while it runs.
 
     ``inner``: graphs that ran inside it, at any depth. ``hits`` .. ``op_faults`` are the
-    end event's figures (level CPU).
+    end event's figures (level CPU). ``slot``: where its ops were added up, None: nowhere;
+    ``tokens``: by which the kernel chooses a spare slot.
     """
 
     seq: int
@@ -54,6 +55,8 @@ class GraphRun:
     accepted: int = 0
     lost: int = 0
     op_faults: int = 0
+    slot: int | None = None
+    tokens: int = 0
     inner: list[GraphRun] = field(default_factory=list)
 
     @property
@@ -139,6 +142,16 @@ class CallStacks:
         """How many frames are open."""
         return len(self._calls) + len(self._graphs)
 
+    def summed(self, since_ns: int) -> bool:
+        """Whether summed graphs that ended after ``since_ns`` wait for the end of their call."""
+        waiting = [root for call in self._calls.values() for root in call.graphs]
+        waiting += [graph for graph in self._graphs.values() if graph.inner]
+        return any(
+            run.slot is not None and (run.end or 0) > since_ns
+            for root in waiting
+            for run in (root, *root.inner)
+        )
+
     # -- calls -----------------------------------------------------------------
 
     def _call_begin(self, event: dict[str, Any], done: list[Call]) -> None:
@@ -212,6 +225,9 @@ class CallStacks:
             event["hash"], event["ts"], event["flags"], event["n_nodes"], event["n_pos"],
             event["n_out"], event["pos"], event["out"], root,
         )  # fmt: skip
+        graph.tokens = event["tokens"]
+        if graph.flags & Flag.SUMMED and event["sum_slot"]:
+            graph.slot = event["sum_slot"] - 1
         if root is not None and not graph.hash and graph.flags & Flag.SAME:
             graph.hash = parent.hash if parent is not None else 0
         self._graphs.pop(graph.seq, None)

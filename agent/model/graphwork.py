@@ -93,7 +93,8 @@ class GraphWork:
         for run in cpu:
             entry = self._enter(run, root, phase, CPU, mark)
             if self.sampled is not None:
-                self.sampled.graph_ran(run, self._plans.get(run.tgid, run.hash), phase)
+                plan = self._plans.get(run.tgid, run.hash)
+                self.sampled.graph_ran(run, plan, phase, work[run.seq].experts)
             sampled |= self._execute(run, work[run.seq], entry, phase, now)
         for run in away:
             self.enqueued = True

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -27,7 +26,8 @@ from .snapshot import (
     Snapshot,
     Tokens,
 )
-from .totals import CPU, MAX_OPS, GraphTotal
+from .tokens import Phase
+from .totals import CPU, GraphTotal
 
 if TYPE_CHECKING:
     from .session import Session
@@ -160,17 +160,23 @@ def _calls(session: Session) -> tuple[Call, ...]:
 def _graphs(session: Session) -> tuple[Graph, ...]:
     totals = session.work.graphs.totals
     keys = sorted(totals, key=lambda k: -totals[k].ns)
-    return tuple(_graph(*key, totals[key]) for key in keys if totals[key].count)
+    return tuple(_graph(*key, totals[key], session.work.sampled) for key in keys if totals[key].count)
 
 
-def _graph(hash: int | None, phase: str, backend: str, total: GraphTotal) -> Graph:
+def _graph(
+    hash: int | None, phase: Phase, backend: str, total: GraphTotal, sampled: SampledOps | None
+) -> Graph:
+    setup = total.setup_ns / 1e9 if total.setups else None
+    if sampled is not None:
+        share = sampled.setup_share(total.topology, phase.value)
+        setup = None if share is None else share * total.ns / 1e9
     skipped = None
     if total.nodes is not None and total.executed is not None:
         skipped = total.nodes - total.executed - (total.fused or 0) - (total.uncovered or 0)
     return Graph(
         id=f"{hash:016x}" if hash else None,
         topology=total.topology,
-        phase=str(phase),
+        phase=phase.value,
         backend=backend,
         nodes=total.nodes,
         executed=total.executed,
@@ -181,10 +187,11 @@ def _graph(hash: int | None, phase: str, backend: str, total: GraphTotal) -> Gra
         count=total.count,
         sampled=total.sampled,
         seconds=total.ns / 1e9,
-        setup_seconds=total.setup_ns / 1e9 if total.setups else None,
+        setup_seconds=setup,
         fused=total.fused,
         skipped=max(skipped, 0) if skipped is not None else None,
-        untimed_seconds=total.untimed_ns / 1e9 if total.sampled else None,
+        # Sums cannot tell between which kernels something was missing.
+        untimed_seconds=total.untimed_ns / 1e9 if total.sampled and sampled is None else None,
         whole_seconds=total.whole_ns / 1e9 if total.whole_ns else None,
         split=total.split,
         timing="enqueue" if total.enqueued else "wall",
@@ -219,7 +226,7 @@ def _ops(session: Session) -> tuple[Op, ...]:
 
 def _sampled_ops(sampled: SampledOps) -> tuple[Op, ...]:
     found = sampled.ops()
-    keys = sorted(found, key=lambda k: -found[k].seconds)[:MAX_OPS]
+    keys = sorted(found, key=lambda k: -found[k].seconds)
     return tuple(
         Op(
             op=key.op,
@@ -230,9 +237,9 @@ def _sampled_ops(sampled: SampledOps) -> tuple[Op, ...]:
             phase=phase,
             calls=int(item.calls),
             seconds=item.seconds,
-            seconds_stderr=math.sqrt(item.variance),
-            flops=item.flops if item.flops_known else None,
-            bytes=item.bytes if item.bytes_known else None,
+            seconds_stderr=item.stderr,
+            flops=item.flops,
+            bytes=item.bytes,
         )
         for (key, phase), item in ((k, found[k]) for k in keys)
     )

@@ -128,6 +128,15 @@ class Session:
         self.work.fold()
         return self._reporter.snapshot(self, now_ns, stats or {})
 
+    def unreported(self, since_ns: int) -> bool:
+        """Whether summed graphs that ended after ``since_ns`` are still to be accounted: their
+        phase is only known when their call has returned (and the next one has begun)."""
+        held = [c.held for c in self.contexts.all() if isinstance(c.held, _Closed)]
+        runs = (run for one in held for root in one.call.graphs for run in (root, *root.inner))
+        return self.stacks.summed(since_ns) or any(
+            run.slot is not None and (run.end or 0) > since_ns for run in runs
+        )
+
     def graphs(self) -> list[tuple[int, Graph]]:
         """(tgid, graph) of the graphs that are remembered, for exporters that draw them."""
         return [(tgid, plan.graph) for tgid, plan in self.plans.plans() if plan.graph is not None]

@@ -6,6 +6,7 @@ Times are ns and costs are integers, held as Python numbers: exact, and never ov
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -271,9 +272,11 @@ class GraphTotals:
             total = self.totals.setdefault(key, GraphTotal())
         return total
 
-    def cover(self, hash: int, backend: str, executed: int, fused: int, uncovered: int) -> None:
-        """What became of the nodes of a graph, in each phase it ran in."""
-        for phase in Phase:
+    def cover(
+        self, hash: int, phases: Iterable[Phase], backend: str, executed: int, fused: int, uncovered: int
+    ) -> None:
+        """What became of the nodes of a graph in some phases."""
+        for phase in phases:
             total = self.totals.get((hash, phase, backend))
             if total is not None and (total.uncovered is None or uncovered >= total.uncovered):
                 total.executed, total.fused, total.uncovered = executed, fused, uncovered
