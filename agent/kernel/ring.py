@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import threading
+import time
 from types import TracebackType
 from typing import Any
 
@@ -67,6 +68,16 @@ class RingDecoder:
         self._word = next(w for w in (8, 4, 2, 1) if dtype.itemsize % w == 0)
         if dtype.itemsize < 1 or self._stride > self.size:
             raise ValueError(f"records of {dtype.itemsize} bytes do not fit in a ring of {self.size}")
+
+    @property
+    def reserved(self) -> int:
+        """Where the kernel will reserve next: bytes since the beginning."""
+        return int(self._producer[0])
+
+    @property
+    def drained(self) -> int:
+        """How far records were drained, in the same count."""
+        return self._consumer.value
 
     def available(self) -> int:
         """Bytes reserved or written and not yet drained."""
@@ -147,6 +158,20 @@ class RingDecoder:
         else:
             self.odd += 1
         return length
+
+
+def drain_until(ring: RingDecoder, position: int, patience_s: float) -> Records:
+    """Drain at least up to ``position``, however long a record before it stays busy.
+
+    Gives up after ``patience_s`` seconds: its writer may be waiting for a page.
+    """
+    parts = [ring.drain()]
+    if ring.drained < position:
+        until = time.monotonic() + patience_s
+        while ring.drained < position and time.monotonic() < until:
+            time.sleep(0.0005)
+            parts.append(ring.drain())
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 class Ring(RingDecoder):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import threading
 import time
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profinferd.agent.errors import MachineError
-from profinferd.agent.kernel.ring import RingDecoder, fence
+from profinferd.agent.kernel.ring import RingDecoder, drain_until, fence
 
 BUSY, DISCARDED = 1 << 31, 1 << 30
 OP_HIT = np.dtype([("ts", "<u8"), ("seq", "<u4"), ("node", "<u4")])
@@ -252,3 +253,26 @@ def test_fence_is_cheap() -> None:
     for _ in range(1000):
         fence()
     assert time.perf_counter() - start < 0.05
+
+
+def test_drain_until_waits_for_a_record_that_is_only_reserved() -> None:
+    """A record behind a busy one is not left behind once the busy one is finished (C11)."""
+    ring = FakeRing(4096, OP_HIT)
+    busy = ring.reserve(OP_HIT.itemsize)
+    assert busy is not None and ring.put(hit(2))
+    end = ring.decoder.reserved
+    assert len(ring.decoder.drain()) == 0
+    timer = threading.Timer(0.02, ring.finish, [busy, hit(1)])
+    timer.start()
+    try:
+        got = drain_until(ring.decoder, end, 5.0)
+    finally:
+        timer.join()
+    assert got["ts"].tolist() == [1, 2] and ring.decoder.drained == end
+
+
+def test_drain_until_gives_up() -> None:
+    """A writer that never finishes does not hold the reader."""
+    ring = FakeRing(4096, OP_HIT)
+    ring.reserve(OP_HIT.itemsize)
+    assert len(drain_until(ring.decoder, ring.decoder.reserved, 0.01)) == 0
