@@ -3,48 +3,57 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
-from profinferd.agent.kernel.programs import GgmlPrograms, Probe
+from profinferd.agent.attach import Attachment
+from profinferd.agent.kernel import bpfsys
+from profinferd.agent.kernel.programs import METHODS, GgmlPrograms, Probe
 from profinferd.agent.settle import LayoutSettler, layout_fields
+from profinferd.agent.target.facts import FileInfo
 from profinferd.agent.target.inspect import inspect_target
 from profinferd.agent.target.process import open_process
+from tests.runtime.traced import code_of, links_of
 
-from . import models, pysync
+from . import models, pysync, servers
 from .fetch import Engines
 from .profiler import Profiler
 
 PROMPT = models.words(24)
 TOKENS = 60
+OP_LEVEL, ALL_LEVELS = ("op",), ("op", "graph", "call")
 
 
 class Decoding(threading.Thread):
-    """Generates the same answer again and again, and keeps every one that is different."""
+    """Has the same answer generated again and again, and keeps every one that is different."""
 
-    def __init__(self, victim: pysync.PySync) -> None:
+    def __init__(self, once: Callable[[], Any]) -> None:
         super().__init__(name="decoding")
-        self.victim = victim
-        self.right = self._once()["tokens"]
+        self.once = once
+        self.right = once()
         self.wrong: list[Any] = []
         self.answers = 0
         self.over = threading.Event()
-
-    def _once(self) -> dict[str, Any]:
-        return self.victim.ask("generate", context=0, prompt=PROMPT, n=TOKENS)
+        self.error: BaseException | None = None
 
     def run(self) -> None:
-        while not self.over.is_set():
-            tokens = self._once()["tokens"]
-            self.answers += 1
-            if tokens != self.right:
-                self.wrong.append(tokens)
+        try:
+            while not self.over.is_set():
+                tokens = self.once()
+                self.answers += 1
+                if tokens != self.right:
+                    self.wrong.append(tokens)
+        except (RuntimeError, OSError) as error:  # the target died
+            self.error = error
 
     def __enter__(self) -> Decoding:
         self.start()
@@ -52,63 +61,183 @@ class Decoding(threading.Thread):
 
     def __exit__(self, *_: object) -> None:
         self.over.set()
-        self.join(30)
+        self.join(60)
+        assert self.error is None, self.error
+        assert self.answers > 0
+        assert not self.wrong, "the target's output changed"
+
+
+def once(victim: pysync.PySync, **more: Any) -> Callable[[], Any]:
+    """One generation of the victim: its tokens."""
+    body = {"context": 0, "prompt": PROMPT, "n": TOKENS, **more}
+    return lambda: victim.ask("generate", **body)["tokens"]
+
+
+def once_served(server: servers.Server) -> Callable[[], Any]:
+    """One request to a server: text and tokens. Nothing is reused of the one before."""
+
+    def ask() -> Any:
+        answer = server.completion(PROMPT, TOKENS, cache_prompt=False)
+        return answer["content"], answer["tokens"]
+
+    return ask
+
+
+@dataclass
+class Cycler:
+    """All probes that the product would attach to a process, attached and detached at will."""
+
+    pid: int
+    programs: GgmlPrograms
+    files: Sequence[FileInfo]
+    attached: list[float] = field(default_factory=list)
+    detached: list[float] = field(default_factory=list)
+
+    def attach(self, levels: Sequence[str]) -> None:
+        numbers = self.programs.types.constants()
+        for file in self.files:
+            hooks = [hook for hook in file.hooks if hook.event != "LV_BACKEND" and hook.level in levels]
+            if hooks:
+                probes = [Probe(numbers[h.event], h.site.offset, h.site.moved, h.ret) for h in hooks]
+                self.programs.attach(levels[-1], file.open_path, self.pid, probes)
+
+    def cycle(self, times: int, levels: Sequence[str] = ALL_LEVELS) -> None:
+        for _ in range(times):
+            begin = time.perf_counter()
+            self.attach(levels)
+            self.attached.append(time.perf_counter() - begin)
+            time.sleep(0.003)
+            begin = time.perf_counter()
+            self.programs.detach(levels[-1])
+            self.detached.append(time.perf_counter() - begin)
+            self.programs.drain()
+
+    def breakpoints(self) -> int:
+        """Bytes of the target's code that are not those of its files."""
+        compared, different = zip(*(code_of(self.pid, file) for file in self.files), strict=True)
+        assert all(compared)
+        return sum(different)
+
+    def __str__(self) -> str:
+        a, d = (statistics.median(x) * 1e3 for x in (self.attached, self.detached))
+        return f"{self.programs.method}: {len(self.attached)} cycles, attach {a:.1f} ms, detach {d:.1f} ms"
 
 
 @contextmanager
-def _probes(pid: int, method: str) -> Iterator[tuple[GgmlPrograms, list[tuple[str, list[Probe]]]]]:
-    """Loaded programs that watch ``pid``, and all probes that the product would attach."""
+def cycler(pid: int, method: str) -> Iterator[Cycler]:
+    """Programs are loaded and told to watch ``pid``; nothing is attached yet."""
     with GgmlPrograms.load(method) as programs, inspect_target(open_process(pid)) as info:
         numbers = programs.types.constants()
         assumed = LayoutSettler(info.layouts, info.tables).assumed
         programs.set_layout(0, layout_fields(assumed, info.tables, chosen=True))
         programs.set_target(pid, layout=0, mode=numbers["OPS_TRACE"])
-        files = [
-            (
-                file.open_path,
-                [
-                    Probe(numbers[hook.event], hook.site.offset, hook.site.moved, hook.ret)
-                    for hook in file.hooks
-                    if hook.event != "LV_BACKEND"
-                ],
-            )
-            for file in info.files
+        yield Cycler(pid, programs, [file for file in info.files if file.hooks])
+
+
+def test_same_bytes_through_attach_and_detach(engines: Engines) -> None:
+    """At temperature 0, arming and disarming while it decodes changes not one byte.
+
+    Three targets at a time, for what a cycle takes is waiting in the kernel: a stock server, a
+    stripped and an unstripped build.
+    """
+    quick = models.model("dense2-q4_k")
+    with ExitStack() as stack:
+        server = stack.enter_context(servers.Server(servers.Options(quick, threads=1)))
+        stripped, whole = (
+            stack.enter_context(pysync.PySync(pysync.Options(quick, threads=1, stripped=s)))
+            for s in (True, False)
+        )
+        jobs = [
+            ("session", 500, 0, server.pid, once_served(server)),
+            ("multi", 150, 0, stripped.pid, once(stripped)),
+            # 50 in all: closing a perf uprobe takes 0.1 s and more, one after the other.
+            ("perf", 12, 38, whole.pid, once(whole)),
         ]
-        yield programs, [(path, probes) for path, probes in files if probes]
+
+        def work(method: str, cycles: int, of_ops: int, pid: int, ask: Callable[[], Any]) -> None:
+            with cycler(pid, method) as probes, Decoding(ask):
+                assert probes.breakpoints() == 0
+                probes.attach(ALL_LEVELS)
+                assert probes.breakpoints() >= 4, "the comparison sees none where there are some"
+                probes.programs.detach("call")
+                probes.cycle(cycles)
+                print(probes)
+                if of_ops:
+                    probes.attach(("graph", "call"))
+                    probes.cycle(of_ops, OP_LEVEL)
+                    probes.programs.detach("call")
+                hits = probes.programs.stats()
+                assert hits["hits_op"] > cycles, "the probes never fired: nothing was tested"
+                assert hits["hits_call"] > 0 and hits["hits_graph"] > 0
+                assert probes.breakpoints() == 0
+
+        with ThreadPoolExecutor(len(jobs)) as pool:
+            for done in [pool.submit(work, *job) for job in jobs]:
+                done.result()
 
 
-@pytest.mark.parametrize(
-    ("method", "cycles", "stripped"),
-    [("session", 500, False), ("session", 60, True), ("multi", 100, False), ("perf", 50, False)],
-)
-def test_same_bytes_through_attach_and_detach(
-    method: str, cycles: int, stripped: bool, engines: Engines
-) -> None:
-    """At temperature 0, arming and disarming while it decodes changes not one token."""
-    options = pysync.Options(models.model("dense2-q4_k"), threads=1, stripped=stripped)
-    with pysync.PySync(options) as victim, _probes(victim.pid, method) as (programs, files):
-        with Decoding(victim) as decoding:
-            for _ in range(cycles):
-                for path, probes in files:
-                    programs.attach("all", path, victim.pid, probes)
-                time.sleep(0.003)
-                programs.detach("all")
-                programs.drain()
-        assert decoding.answers > 0
-        assert not decoding.wrong
-        hits = programs.stats()
-        assert hits["hits_op"] > cycles, "the probes never fired: nothing was tested"
+@pytest.mark.parametrize("method", ["session", "multi"])
+def test_same_bytes_through_cycles_of_the_op_level(method: str, engines: Engines) -> None:
+    """As sampling does it: call and graph probes stay, those of the op level come and go."""
+    with (
+        pysync.PySync(pysync.Options(models.model("dense2-q4_k"), threads=1)) as victim,
+        cycler(victim.pid, method) as probes,
+        Decoding(once(victim)),
+    ):
+        probes.attach(("graph", "call"))
+        probes.cycle(40, OP_LEVEL)
+        assert probes.programs.stats()["hits_op"] > 0
+        probes.programs.detach("call")
+        assert probes.breakpoints() == 0
+        print(probes)
 
 
-def test_same_bytes_while_watched(engines: Engines) -> None:
-    """With every op of every token recorded, for as long as it takes."""
-    with pysync.PySync(pysync.Options(models.model("moe-q8_0"))) as victim:
-        with Decoding(victim) as decoding, Profiler(victim.pid) as profiler:
-            time.sleep(2)
+@pytest.mark.parametrize(("method", "times"), [("session", 3), ("multi", 2), ("perf", 1)])
+def test_attached_again_and_again(method: str, times: int, engines: Engines) -> None:
+    """The whole of it: looking, loading, attaching, watching, closing. No link is left."""
+    options = pysync.Options(models.model("dense2-q4_k"), threads=1)
+    with pysync.PySync(options) as victim, Decoding(once(victim)):
+        for _ in range(times):
+            with Attachment.open(victim.pid, method=method) as attachment:
+                attachment.poll(0.2)
+                mine = links_of(os.getpid())
+                assert len(mine) >= 2
+            assert attachment.seen_anything
+            assert (attachment.snapshot().tokens.decode or 0) > 0
+            assert not mine & {link.id for link in bpfsys.links()}
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_threads(threads: int, engines: Engines) -> None:
+    """With a pool of threads, of which only the first is followed."""
+    options = pysync.Options(models.model("dense2-q4_k"), threads=threads)
+    n = TOKENS if threads == 1 else 12  # they wait for each other where cores are few
+    with pysync.PySync(options) as victim, cycler(victim.pid, METHODS[0]) as probes:
+        with Decoding(once(victim, n=n)):
+            probes.cycle(15)
+        assert probes.breakpoints() == 0
+
+
+def test_several_contexts(engines: Engines) -> None:
+    """Three contexts decode at the same time, each in a thread that lives for one generation."""
+    options = pysync.Options(models.model("dense2-q4_k"), threads=1, contexts=3)
+    jobs = [{"context": i, "prompt": models.words(10 + i, i), "n": TOKENS} for i in range(3)]
+    with pysync.PySync(options) as victim:
+        alone = [victim.ask("generate", **job)["tokens"] for job in jobs]
+
+        def together() -> list[Any]:
+            return [answer["tokens"] for answer in victim.ask("together", jobs=jobs)["answers"]]
+
+        with cycler(victim.pid, METHODS[0]) as probes, Decoding(together) as decoding:
+            assert decoding.right == alone
+            probes.cycle(25)
+            assert probes.programs.stats()["hits_call"] > 0
+        with Profiler(victim.pid) as profiler:
+            assert together() == alone
             report = profiler.finish()
-        assert decoding.answers > 2
-        assert not decoding.wrong
-        assert report.decode > TOKENS
+    assert report.prefill == sum(10 + i for i in range(3))
+    assert report.decode == 3 * (TOKENS - 1)
+    assert report.uncovered == 0
 
 
 def test_few_hits_per_kernel(engines: Engines) -> None:
@@ -125,16 +254,32 @@ def test_few_hits_per_kernel(engines: Engines) -> None:
     assert hits <= 1.2 * kernels
 
 
-def test_killed_profiler_leaves_nothing(engines: Engines) -> None:
-    """``kill -9`` in mid-trace: the next tokens come as fast as before, and are the same."""
+@pytest.mark.parametrize(("method", "patience"), [("auto", 2.0), ("multi", 2.0), ("perf", 60.0)])
+def test_killed_profiler_leaves_nothing(method: str, patience: float, engines: Engines) -> None:
+    """``kill -9`` in mid-trace: links go, the next tokens come as fast as before, and are the same."""
     with pysync.PySync(pysync.Options(models.model("dense24-q4_0"), threads=1)) as victim:
-        before = victim.ask("generate", context=0, prompt=PROMPT, n=TOKENS, times=3)
-        with Profiler(victim.pid) as profiler:
-            victim.start("generate", context=0, prompt=PROMPT, n=TOKENS, times=3)
+        job: dict[str, Any] = {"context": 0, "prompt": PROMPT, "n": TOKENS, "times": 3}
+        before = victim.ask("generate", **job)
+        with Profiler(victim.pid, "--attach-method", method) as profiler:
+            victim.start("generate", **job)
             time.sleep(0.05)
+            links = links_of(profiler.pid)
+            assert len(links) >= 3 and links <= {link.id for link in bpfsys.links()}
+            killed = time.monotonic()
             profiler.kill()
+            while links & {link.id for link in bpfsys.links()} and time.monotonic() < killed + patience:
+                time.sleep(0.005)
+            gone = time.monotonic() - killed
+            assert not links & {link.id for link in bpfsys.links()}
             during = victim.finish()
-        after = victim.ask("generate", context=0, prompt=PROMPT, n=TOKENS, times=3)
+        with inspect_target(victim.pid) as info:
+            while (left := sum(code_of(victim.pid, f)[1] for f in info.files if f.hooks)) and (
+                time.monotonic() < killed + patience
+            ):
+                time.sleep(0.05)
+            assert left == 0, "breakpoints stayed"
+        after = victim.ask("generate", **job)
+    print(f"{method}: links gone {gone * 1e3:.0f} ms after kill -9")
     assert before["tokens"] == during["tokens"] == after["tokens"]
     assert during["same"] and after["same"]
     # A probed kernel costs microseconds, 410 of them a token: a link that stayed would show.

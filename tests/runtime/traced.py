@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -213,6 +213,17 @@ def code_of(pid: int, file: FileInfo) -> tuple[int, int]:
             same += length
             different += int((a != b).sum())
     return same, different
+
+
+def links_of(pid: int) -> set[int]:
+    """The BPF links that a process holds, by the kernel's own account of its descriptors."""
+    found = set()
+    for entry in Path(f"/proc/{pid}/fdinfo").iterdir():
+        with suppress(FileNotFoundError):
+            for line in entry.read_text().splitlines():
+                if line.startswith("link_id:"):
+                    found.add(int(line.split()[1]))
+    return found
 
 
 SANDBOX = """
