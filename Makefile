@@ -12,8 +12,10 @@ PYTHON := $(VENV)/bin/python
 ROOMS := agent probes exporters
 # gcc and libc6-dev: the tests' small C programs; clang, llvm and libbpf-dev: the BPF objects.
 PACKAGES := gcc libc6-dev binutils clang llvm libbpf1 libbpf-dev python3 python3-venv
+# --loader bcc; whatever kernel's headers will do.
+BCC_PACKAGES := python3-bpfcc linux-headers-$(shell dpkg --print-architecture 2>/dev/null)
 # What only tests need: files for arm64, which are read and never run, and mini-debuginfo.
-TEST_PACKAGES := gcc-aarch64-linux-gnu libc6-dev-arm64-cross xz-utils
+TEST_PACKAGES := gcc-aarch64-linux-gnu libc6-dev-arm64-cross xz-utils $(BCC_PACKAGES)
 
 .PHONY: help setup packages tree objects run test bench lint clean build
 
@@ -29,7 +31,7 @@ test: PACKAGES += $(TEST_PACKAGES)
 test: setup lint ## Run every check and test, real eBPF included (as root)
 	@$(PYTHON) -m pytest
 
-bench: PACKAGES += bpftrace
+bench: PACKAGES += bpftrace $(BCC_PACKAGES)
 bench: setup ## Measure what watching costs, in 15 minutes; QUICK=1: in 3; ROWS="default all": only these
 	@BENCH_COMMAND='make bench$(if $(QUICK), QUICK=1)$(if $(ROWS), ROWS="$(ROWS)")' \
 	  $(PYTHON) -m tests.bench $(if $(QUICK),--quick) $(if $(ROWS),--rows "$(ROWS)")

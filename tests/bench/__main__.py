@@ -102,7 +102,7 @@ def _measure(
         found.window_tokens = {threads: target.tokens(threads) for threads in THREADS}
         say(f"tokens in a window: {found.window_tokens} (by threads)")
         names: list[str] = []
-        if any(row.kind == "bpftrace" for row in rows):
+        if any(row.kind in ("bpftrace", "published") for row in rows):
             say("which functions the model calls (a minute the first time)")
             found.functions = extras.functions_called(target)
             names = sorted(found.functions)

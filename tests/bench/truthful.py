@@ -59,7 +59,7 @@ def shares_right(
                 true: dict[str, float] = defaultdict(float)
                 for (op, _), total in truth.per_op(truth.within(witness.runs(), begin, end)).items():
                     true[op] += total.seconds
-                if row.kind == "bpftrace":
+                if row.kind in ("bpftrace", "published"):
                     said = as_operators(said, true)
                 found[row.key] = rightly(said, true)
     return found

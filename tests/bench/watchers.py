@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import select
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from profinferd.agent.kernel.bcc_loader import PYTHON
 from tests.engines.processes import end, with_parent
 from tests.engines.profiler import Profiler, Report
 
@@ -157,17 +159,61 @@ class BpfTrace:
             self._process.stdout.close()
 
 
+class Published:
+    """A tracer as the ProfInfer paper describes it (``published.c``), on the functions of operators
+    (names without their common prefix), on calls and on graphs."""
+
+    def __init__(self, pid: int, functions: Sequence[str]) -> None:
+        ops, calls = library_of(pid), library_of(pid, "libllama.so")
+        places = [
+            f"{calls}=llama_decode",
+            f"{library_of(pid, 'libggml-base')}=ggml_backend_graph_compute_async",
+        ]
+        places += [f"{ops}={FUNCTIONS}{name}" for name in functions]
+        script = str(Path(__file__).with_name("published.py"))
+        self._process = subprocess.Popen(
+            with_parent([PYTHON, "-I", "-S", script, str(pid), *places]),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+        )
+        self.pid: int | None = self._process.pid
+        stdout = self._process.stdout
+        assert stdout is not None
+        if not select.select([stdout], [], [], _READY_SECONDS)[0] or stdout.readline() != b"ready\n":
+            self.stop()
+            raise WatchFailed("the tracer as published did not attach")
+
+    def finish(self) -> Seen:
+        self._process.send_signal(signal.SIGINT)
+        out, _ = self._process.communicate(timeout=_STOP_SECONDS)
+        try:
+            said = json.loads(out)
+        except ValueError as error:
+            raise WatchFailed("the tracer as published ended without a word") from error
+        calls = said["entered"].get("llama_decode", 0)
+        return Seen(said["hits"] / calls if calls else None, None, said["lost"], said["by_op"])
+
+    def stop(self) -> None:
+        end(self._process)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+
 @contextmanager
 def watching(row: Row, pid: int, functions: Sequence[str]) -> Iterator[Watcher]:
     """The row's watcher on process ``pid``, attached. Raises WatchFailed.
 
-    ``functions``: what bpftrace attaches to.
+    ``functions``: what bpftrace and the tracer as published attach to.
     """
     if row.kind == "nothing":
         yield Nobody()
         return
-    if row.kind == "bpftrace":
-        tracer = BpfTrace(library_of(pid), functions)
+    if row.kind in ("bpftrace", "published"):
+        tracer: BpfTrace | Published
+        if row.kind == "published":
+            tracer = Published(pid, functions)
+        else:
+            tracer = BpfTrace(library_of(pid), functions)
         try:
             yield tracer
         finally:
@@ -183,10 +229,10 @@ def watching(row: Row, pid: int, functions: Sequence[str]) -> Iterator[Watcher]:
         raise WatchFailed(str(error)) from error
 
 
-def library_of(pid: int) -> Path:
-    """The file with the operators that a process has mapped."""
+def library_of(pid: int, name: str = "libggml-cpu") -> Path:
+    """The file of that name, by default the one with the operators, that a process has mapped."""
     for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
         path = line.split(maxsplit=5)[5:]
-        if path and "libggml-cpu" in path[0]:
+        if path and name in path[0]:
             return Path(path[0])
-    raise WatchFailed(f"process {pid} has no libggml-cpu mapped")
+    raise WatchFailed(f"process {pid} has no {name} mapped")

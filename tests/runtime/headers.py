@@ -35,4 +35,5 @@ def _link(source: Path, to: Path) -> None:
         there.mkdir(parents=True, exist_ok=True)
         for name in files:
             if not (there / name).exists():
+                (there / name).unlink(missing_ok=True)  # a link to what is gone
                 (there / name).symlink_to(Path(here) / name)
