@@ -30,11 +30,14 @@ from .btf import Types
 from .libbpf import BpfObject, LoadError
 from .links import Link, attach_multi, attach_perf, attach_raw_tracepoint
 from .loaded import LoadedObject
-from .ring import Ring
+from .ring import Ring, drain_until
 
 METHODS = ("session", "multi", "perf")
 RINGS = {"events": "event", "ops": "op_hit", "nodes": "node_desc", "ints": "int_chunk", "raws": "raw_chunk"}
 _UPROBES = ("on_session", "on_entry", "on_return", "on_op_dispatch", "on_op_fused2")
+
+PATIENCE = 0.02
+"""Seconds to wait for a record that another thread has only reserved so far."""
 
 Records = npt.NDArray[Any]
 
@@ -354,9 +357,16 @@ class GgmlPrograms:
     # ---- what was seen ------------------------------------------------------------------
 
     def drain(self) -> Drained:
-        """All complete records since the last drain, ``events`` first."""
+        """All complete records since the last drain, ``events`` first.
+
+        What a visible event speaks of was written before it, but may lie behind a record that
+        another thread has only reserved so far: that one is waited for.
+        """
         events = self._rings["events"].drain()
-        return Drained(events, *(self._rings[n].drain() for n in ("ops", "nodes", "ints", "raws")))
+        rest = [self._rings[name] for name in ("ops", "nodes", "ints", "raws")]
+        ends = [ring.reserved for ring in rest] if len(events) else [0] * len(rest)
+        parts = [drain_until(ring, end, PATIENCE) for ring, end in zip(rest, ends, strict=True)]
+        return Drained(events, *parts)
 
     def fill(self) -> float:
         """Share of the fullest ring that waits to be drained."""
