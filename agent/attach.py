@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import mmap
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -131,7 +132,7 @@ class Attachment:
         progress(f"looking into process {process.pid}")
         if loader == "bcc":
             progress("compiling the probes with BCC, which takes some seconds")
-        info, programs = _look_and_load(process, method, btf_path, loader)
+        info, programs = _look_and_load(process, method, btf_path, loader, ops)
         try:
             # Before anything is attached: it may take seconds, once per machine.
             measured = ops != "off" and loader == "libbpf"
@@ -454,7 +455,7 @@ class Attachment:
 
 
 def _look_and_load(
-    process: Process, method: str, btf_path: str | None, loader: str
+    process: Process, method: str, btf_path: str | None, loader: str, ops: str
 ) -> tuple[TargetInfo, GgmlPrograms]:
     """Look into the target while the kernel verifies the programs: both take a tenth of a second."""
     kind: type[GgmlPrograms] = GgmlPrograms
@@ -462,9 +463,11 @@ def _look_and_load(
         from .kernel.bcc_loader import BccPrograms
 
         kind = BccPrograms
+    # Only a full trace has records for every kernel; a ring counts twice in our memory.
+    rings = {} if ops == "all" else {"ops": mmap.PAGESIZE}
     child = start_child()
     with ThreadPoolExecutor(1) as pool:
-        loading = pool.submit(kind.load, method, btf_path=btf_path)
+        loading = pool.submit(kind.load, method, btf_path=btf_path, ring_bytes=rings)
         try:
             info = inspect_target(process, child=child)
         except BaseException:

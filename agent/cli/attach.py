@@ -9,17 +9,20 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import click
 
 from ...exporters.json_export import JsonExporter
 from ..errors import TargetEnded, UsageError
 from ..model.snapshot import Snapshot
-from .listen import Published, parse_address, serve
 from .output import PrivateFile, readable_file, say, write_data
 from .signals import Interrupted, Stop
-from .view import View, choose_view, stdout_table
+from .view import View, choose_view
+
+# prometheus-client (and rich, for tables) take 20 MiB together: who needs neither does not pay.
+if TYPE_CHECKING:
+    from .listen import Published
 
 POLL_SECONDS = 0.25
 """How long a signal or the end of the target may go unnoticed; each time costs a drain."""
@@ -105,6 +108,14 @@ def _budget(context: click.Context, option: click.Parameter, value: str) -> floa
     if not 0 < ratio <= 1:
         raise UsageError(f"--budget {value!r} is not a share between 0 and 100 %", "for example --budget 1%")
     return ratio
+
+
+def _address(text: str | None) -> tuple[str, int] | None:
+    if text is None:
+        return None
+    from .listen import parse_address
+
+    return parse_address(text)
 
 
 def _floor(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
@@ -218,7 +229,7 @@ def attach(
             budget=budget,
             floor=floor,
             format=format_,
-            listen=None if listen is None else parse_address(listen),
+            listen=_address(listen),
             method=method,
             loader=loader,
             btf_path=None if btf_path is None else readable_file(btf_path, "--btf-path"),
@@ -235,8 +246,11 @@ def run(options: Options, clock: Callable[[], float] = time.monotonic) -> None:
         if options.output is not None:
             file = PrivateFile(options.output)
             stack.callback(file.close)
-        published = Published()
+        published = None
         if options.listen is not None:
+            from .listen import Published, serve
+
+            published = Published()
             server = serve(options.listen, published)
             stack.callback(server.close)
             if not options.quiet:
@@ -276,7 +290,7 @@ def _watch(
     options: Options,
     stop: Stop,
     view: View,
-    published: Published,
+    published: Published | None,
     clock: Callable[[], float],
 ) -> End:
     """Polls until something ends it; the last poll comes after the end was noticed."""
@@ -298,7 +312,8 @@ def _watch(
             return end
         if wants_snapshots and clock() >= refresh:
             snapshot = watched.snapshot()
-            published.set(snapshot, watched.seen_anything)
+            if published is not None:
+                published.set(snapshot, watched.seen_anything)
             view.update(snapshot)
             refresh = clock() + REFRESH_SECONDS
 
@@ -322,6 +337,8 @@ def _deliver(snapshot: Snapshot, options: Options, file: PrivateFile | None, not
         if options.format == "json":
             write_data(as_json)
         else:
+            from .terminal import stdout_table
+
             write_data(stdout_table().render(snapshot))
     if file is not None and not options.quiet:
         say(f"saved {options.output}")

@@ -3,25 +3,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
 from types import TracebackType
 from typing import Protocol, Self
 
-from rich.console import Console
-from rich.live import Live
-
 from ...exporters.summary import rates
-from ...exporters.table import TableExporter
 from ...exporters.text import count, number, seconds
 from ..model.snapshot import Snapshot
 from .output import say
 
 LINE_SECONDS = 5.0
 """Seconds of watching between two progress lines."""
-NARROWEST, WIDEST = 80, 120
-"""Columns of the table: it fits the first and has no use for more than the second."""
 
 
 class View(Protocol):
@@ -83,7 +75,6 @@ class LineView(SilentView):
             + "".join(f", {speed}" for speed in speeds)
         )
 
-
     def _budget(self, snapshot: Snapshot) -> None:
         budget = snapshot.budget
         if budget is None:
@@ -94,51 +85,12 @@ class LineView(SilentView):
             say(f"{seconds(change.at_seconds)}: probes {change.before} -> {change.after}, {change.reason}")
 
 
-class LiveView:
-    """The table, redrawn in place on the terminal that stderr is; erased at the end."""
-
-    wants_snapshots = True
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        # Not screen=True: progress lines stay readable. No thread: the watcher draws.
-        self._live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False)
-
-    def __enter__(self) -> Self:
-        with contextlib.suppress(OSError):
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with contextlib.suppress(OSError):  # the terminal may be gone; the results are not
-            self._live.stop()
-
-    def update(self, snapshot: Snapshot) -> None:
-        """Draws ``snapshot``, no taller than the terminal."""
-        width, height = self._console.size
-        table = TableExporter(width=min(width, WIDEST), height=height - 1)
-        with contextlib.suppress(OSError):
-            self._live.update(table.renderable(snapshot), refresh=True)
-
-
 def choose_view(quiet: bool) -> View:
     """The view that stderr is good for."""
     if quiet:
         return SilentView()
-    console = Console(stderr=True, highlight=False)
-    if console.is_terminal and not console.is_dumb_terminal and sys.stderr.isatty():
-        return LiveView(console)
+    if sys.stderr.isatty():
+        from .terminal import live_view
+
+        return live_view() or LineView()
     return LineView()
-
-
-def stdout_table() -> TableExporter:
-    """The final table as stdout wants it: its width, and colour on a terminal only."""
-    console = Console(highlight=False)
-    terminal = sys.stdout.isatty()
-    # A pipe has no width; COLUMNS is what a person can say about it.
-    width = console.width if terminal or "COLUMNS" in os.environ else NARROWEST
-    color = terminal and not console.no_color and not console.is_dumb_terminal
-    ascii_only = (sys.stdout.encoding or "ascii").lower().replace("-", "") not in ("utf8", "utf_8")
-    return TableExporter(width=max(40, min(width, WIDEST)), color=color, ascii_only=ascii_only)
