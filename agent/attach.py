@@ -196,7 +196,7 @@ class Attachment:
                 if failures
                 else TargetError(
                     f"process {self.process.pid} has no function that could be probed",
-                    "see `profinferd check --pid` for each function's reason",
+                    "run another build of the engine",
                 )
             )
 

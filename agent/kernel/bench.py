@@ -177,7 +177,7 @@ class Bench:
     def _wrong(made: str, seen: str) -> MachineError:
         return MachineError(
             f"the probes cannot be measured: of {made} of our own process they saw {seen}",
-            "see `profinferd check`",
+            "try another --attach-method, and report this kernel",
         )
 
     def verify(self) -> None:

@@ -37,12 +37,10 @@ LINK_RAW_TRACEPOINT, LINK_PERF_EVENT, LINK_UPROBE_MULTI = 1, 7, 12
 
 PROG_SLEEPABLE = 1 << 4  # BPF_F_SLEEPABLE
 MULTI_RETURN = 1 << 0  # BPF_F_UPROBE_MULTI_RETURN
-MAP_MMAPABLE = 1 << 10  # BPF_F_MMAPABLE
 
 ENOTSUPP = 524  # the kernel's own; not in errno.h, yet it reaches user space
 
 _PERF_CLOEXEC = 1 << 3
-_PERF_IOC_ENABLE = 0x2400
 _SYSCALLS = {"x86_64": (321, 298), "aarch64": (280, 241)}  # bpf, perf_event_open
 
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -76,7 +76,6 @@ def _library() -> ctypes.CDLL:
         ("bpf_object__btf", pointer, pointer),
         ("btf__raw_data", pointer, pointer, ctypes.POINTER(ctypes.c_uint32)),
         ("bpf_object__next_program", pointer, pointer, pointer),
-        ("bpf_object__next_map", pointer, pointer, pointer),
         ("bpf_object__find_map_by_name", pointer, pointer, text),
         ("bpf_program__name", text, pointer),
         ("bpf_program__section_name", text, pointer),
@@ -86,7 +85,6 @@ def _library() -> ctypes.CDLL:
         ("bpf_program__set_expected_attach_type", number, pointer, number),
         ("bpf_program__flags", ctypes.c_uint32, pointer),
         ("bpf_program__set_flags", number, pointer, ctypes.c_uint32),
-        ("bpf_map__name", text, pointer),
         ("bpf_map__fd", number, pointer),
         ("bpf_map__type", number, pointer),
         ("bpf_map__key_size", ctypes.c_uint32, pointer),
@@ -297,10 +295,6 @@ class BpfObject:
             int(lib.bpf_map__max_entries(handle)),
             int(lib.bpf_map__map_flags(handle)),
         )
-
-    def map_names(self) -> list[str]:
-        """Names of the maps, those of global variables included."""
-        return [self._lib.bpf_map__name(handle).decode() for handle in self._walk("bpf_object__next_map")]
 
     def _map(self, name: str) -> int:
         handle = self._lib.bpf_object__find_map_by_name(self._handle, name.encode())

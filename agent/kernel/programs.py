@@ -27,7 +27,7 @@ from ..errors import MachineError, ProfinferError
 from . import bpfsys
 from .arrays import MappedArray, read_array
 from .btf import Types
-from .libbpf import BpfObject, LoadError
+from .libbpf import BpfObject, load_degrading
 from .links import Link, attach_multi, attach_perf, attach_raw_tracepoint
 from .loaded import LoadedObject
 from .ring import Ring, drain_until
@@ -127,29 +127,24 @@ class GgmlPrograms:
     def _load_one(cls, method: str, btf_path: str | None, ring_bytes: Mapping[str, int]) -> GgmlPrograms:
         name = "ggml_session" if method == "session" else "ggml"
         path = find_object(name, platform.machine())
-        left_out: dict[str, str] = {}
-        while True:
-            obj = BpfObject(path, btf_path=btf_path)
-            try:
-                names = [n for n in obj.programs if n not in left_out and not _superfluous(n, method)]
-                for program in names:
-                    if program in _UPROBES:
-                        way = "multi" if method == "session" and program != "on_session" else method
-                        obj.programs[program].as_uprobe(way)
-                obj.load_only(names)
-                for ring, size in ring_bytes.items():
-                    obj.set_max_entries(ring, size)
-                obj.load()
-                _try_method(obj, method)
-                return cls(obj, method, obj.types(), left_out)
-            except LoadError as error:
-                obj.close()
-                if error.program != "on_thread_exit" or error.program in left_out:
-                    raise
-                left_out[error.program] = error.what
-            except BaseException:
-                obj.close()
-                raise
+
+        def configure(obj: BpfObject) -> list[str]:
+            names = [n for n in obj.programs if not _superfluous(n, method)]
+            for program in names:
+                if program in _UPROBES:
+                    way = "multi" if method == "session" and program != "on_session" else method
+                    obj.programs[program].as_uprobe(way)
+            for ring, size in ring_bytes.items():
+                obj.set_max_entries(ring, size)
+            return names
+
+        obj, left_out = load_degrading(path, configure, ["on_thread_exit"], btf_path=btf_path)
+        try:
+            _try_method(obj, method)
+            return cls(obj, method, obj.types(), {n: error.what for n, error in left_out.items()})
+        except BaseException:
+            obj.close()
+            raise
 
     def _watch_thread_exits(self) -> None:
         if "on_thread_exit" in self.left_out:

@@ -136,7 +136,7 @@ def loading(number: int, what: str, log: str) -> MachineError:
         return lack
     return MachineError(
         f"{what}: {strerror(number)}{': ' + line if line else ''}",
-        "this kernel may be too old or lack BPF: see what `profinferd check` says",
+        "this kernel may be too old or lack a BPF feature: try --attach-method perf or --loader bcc",
     )
 
 

@@ -115,10 +115,6 @@ def _stat_fields(pid: int) -> list[bytes]:
     return fields
 
 
-def _start_time(pid: int) -> int:
-    return int(_stat_fields(pid)[19])
-
-
 def open_process(pid: int) -> Process:
     """The process of ``pid``; a thread id stands for its process.
 

@@ -51,7 +51,6 @@ struct pt_regs {
 };
 #define REG_ARG1(ctx) ((ctx)->di)
 #define REG_ARG2(ctx) ((ctx)->si)
-#define REG_ARG3(ctx) ((ctx)->dx)
 #define REG_RET(ctx) ((ctx)->ax)
 #define REG_SP(ctx) ((ctx)->sp)
 #define RETURN_POPS 8	/* bytes of stack that a return takes: the return address */
@@ -63,7 +62,6 @@ struct pt_regs {
 };
 #define REG_ARG1(ctx) ((ctx)->regs[0])
 #define REG_ARG2(ctx) ((ctx)->regs[1])
-#define REG_ARG3(ctx) ((ctx)->regs[2])
 #define REG_RET(ctx) ((ctx)->regs[0])
 #define REG_SP(ctx) ((ctx)->sp)
 #define RETURN_POPS 0
