@@ -71,9 +71,11 @@ def test_another_process_with_the_pid_is_not_it(sleeper: subprocess.Popen[bytes]
 def test_another_program_in_the_process_is_not_it() -> None:
     """exec keeps pid and start time; it is over with what was looked at all the same."""
     shell = subprocess.Popen(
-        ["sh", "-c", "read go; exec sleep 60"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+        ["sh", "-c", "echo; read go; exec sleep 60"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     try:
+        # Popen comes back before the kernel has placed the stack of the program.
+        assert shell.stdout is not None and shell.stdout.readline()
         found = p.open_process(shell.pid)
         assert found.stack > 0 and p.alive(found)
         assert shell.stdin is not None
