@@ -132,9 +132,12 @@ class BurstDriver:
         since, session = self._state.unread_since, self._session
         if since is None or session is None or self._state.armed:
             return
-        if not session.unreported(int((now_s - PATIENCE_S) * 1e9)):
-            self._state.unread_since = None
-            self._read()
+        if session.unreported(int((now_s - PATIENCE_S) * 1e9)):
+            return
+        if now_s - since < PATIENCE_S and self._programs.owned_slots():
+            return  # one goes on without its probes; what others left in its slot is not lost
+        self._state.unread_since = None
+        self._read()
 
     def _read(self, *, last: bool = False) -> None:
         for seen in self._slots.read(last=last):
