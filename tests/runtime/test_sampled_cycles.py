@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A thousand times armed and disarmed under load: the target's bytes and answers are the same."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from profinferd.agent.kernel.check import check_machine
+from profinferd.agent.kernel.programs import Probe
+
+from .bursting import Bursts, check_shares
+from .cases import Engine, engine
+from .test_sampled import Chat, steps
+from .traced import Answer, Stir, Traced, code_of, traced
+
+MACHINE = check_machine()
+WAYS = {"session": "uprobe_session", "multi": "uprobe_multi", "perf": "perf_uprobes"}
+METHODS = [method for method, fact in WAYS.items() if MACHINE.has(fact)]
+AT_ONCE = 10
+"""Cycles that go on at the same time: what each takes is the kernel's waiting."""
+EACH = {"session": 100, "multi": 50, "perf": 5}
+"""So many each: 1,000 in all, 500 with plain links, 50 with perf uprobes, which take longest."""
+CALLS = 300
+SIZES = 17
+
+
+def _cycle(one: Traced, who: int, times: int) -> None:
+    levels = one.programs.types.constants()
+    (file,) = one.info.files
+    probes = [
+        Probe(levels[h.event], h.site.offset, h.site.moved, h.ret) for h in file.hooks if h.level == "op"
+    ]
+    for _ in range(times):
+        one.programs.attach(f"ops {who}", file.open_path, one.victim.pid, probes)
+        one.programs.detach(f"ops {who}")
+
+
+def _unwatched(times: int) -> list[Answer]:
+    with Stir() as victim:
+        answers = []
+        for _ in range(times):
+            victim.start("calls", CALLS)
+            answers.append(victim.answer())
+    return answers
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_cycles_under_load(method: str) -> None:
+    """C18: answers as of a target that nobody watches, and not a byte of its code differs."""
+    with Stir() as victim, traced(victim, method) as one:
+        (file,) = one.info.files
+        one.programs.detach("ops")
+        quiet = code_of(victim.pid, file)[1]
+        for size in range(SIZES):
+            one.programs.give_spare(victim.pid, 0, size, 0, 0, 64)
+        mode = one.programs.types.constants()["OPS_SUM"]
+        one.programs.set_target(victim.pid, layout=0, mode=mode)
+        answers = []
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            cycling = [pool.submit(_cycle, one, who, EACH[method]) for who in range(AT_ONCE)]
+            while not all(one_of_them.done() for one_of_them in cycling):
+                answers.append(one.tell("calls", CALLS))
+            for future in cycling:
+                future.result()
+        assert len(answers) > 5, "it was under load"
+        assert answers == _unwatched(len(answers))
+        assert code_of(victim.pid, file)[1] == quiet, "no op probe is left"
+        assert one.programs.owned_slots() == []
+        sums = one.programs.sums(0, 64)
+        assert int(sums["calls"].sum()) == int(np.asarray(sums["bucket"]).sum()) > 0
+        one.detach()
+        assert code_of(victim.pid, file)[1] == 0
+
+
+def test_bursts_one_after_the_other() -> None:
+    """Fifty bursts of a few graphs: every one of these graphs is in the sums, and right."""
+    with Engine(engine()) as stub, Bursts(stub) as watch:
+        chat = Chat(watch, us=50)
+        for _ in range(50):
+            watch.begin()
+            chat.tokens(2)
+            watch.end()
+            chat.tokens(1)
+        seen = watch.snapshot()
+    assert steps(seen) == (150, 100, 0)
+    check_shares(seen, "decode", chat.all["decode"], sure=3.0)
