@@ -66,6 +66,11 @@ class Attached:
     busy: bool | None = None
     notes: list[str] = field(default_factory=list)
 
+    def note(self, text: str) -> None:
+        """Add a note, once: bursts and looks for libraries try again and again."""
+        if text not in self.notes:
+            self.notes.append(text)
+
 
 class Attachment:
     """Probes on one process and the session that they feed. Close it, or use ``with``."""
@@ -136,7 +141,8 @@ class Attachment:
         try:
             # Before anything is attached: it may take seconds, once per machine.
             measured = ops != "off" and loader == "libbpf"
-            prices = prices_here(programs.method, btf_path, progress) if measured else None
+            mode = "sum" if ops == "sampled" else "trace"
+            prices = prices_here(programs.method, mode, btf_path, progress) if measured else None
         except BaseException:
             programs.close()
             info.close()
@@ -245,9 +251,7 @@ class Attachment:
                 done += 1
             except TargetError as error:
                 failures.append(error)
-                note = f"{hook.symbol} is not probed: {error.what}"
-                if note not in self.attached.notes:  # each burst tries again
-                    self.attached.notes.append(note)
+                self.attached.note(f"{hook.symbol} is not probed: {error.what}")
                 if hook.level == "op":
                     self.attached.complete = False
         return done
@@ -353,7 +357,7 @@ class Attachment:
             return  # the caller asks whether it is alive
         except ProfinferError as error:
             # What is attached already goes on.
-            self.attached.notes.append(f"new libraries were not looked into: {error.what}")
+            self.attached.note(f"new libraries were not looked into: {error.what}")
             return
         before, self.info = self.info, info
         before.close()
@@ -364,7 +368,7 @@ class Attachment:
         except TargetEnded:
             return
         except ProfinferError as error:
-            self.attached.notes.append(f"new libraries are not probed: {error.what}")
+            self.attached.note(f"new libraries are not probed: {error.what}")
         if self._session is not None:
             self._session.target = facts_for_model(info, self._layout, self.attached)
 
@@ -391,10 +395,10 @@ class Attachment:
         if self._final is not None:
             return self._final
         session = self._session or self._unsettled()
-        stats = self._programs.stats()
+        stats: dict[str, float] = {**self._programs.stats()}
         stats["recursion_misses"] = sum(self._programs.recursion_misses().values())
         if self._prices is not None:
-            stats["ns_per_hit"] = round(self._prices.op_ns)
+            stats["ns_per_hit"] = self._prices.op_ns
         snapshot = session.snapshot(time.monotonic_ns(), stats)
         if self._driver is not None:
             snapshot = self._driver.describe(snapshot)

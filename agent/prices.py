@@ -15,13 +15,19 @@ STATE = Path("/var/lib/profinferd")
 
 
 def prices_here(
-    method: str, btf_path: str | None = None, progress: Callable[[str], None] = lambda line: None
+    method: str,
+    mode: str,
+    btf_path: str | None = None,
+    progress: Callable[[str], None] = lambda line: None,
 ) -> Prices:
-    """Calibrated prices for ``method``; measured now (1-3 s) if this machine has none yet."""
-    return prices_of(calibrate(STATE, method, btf_path=btf_path, progress=progress))
+    """Calibrated prices for ``method``; measured now (1-3 s) if this machine has none yet.
+
+    ``mode``: what an op hit does, ``trace`` (a record) or ``sum``.
+    """
+    return prices_of(calibrate(STATE, method, btf_path=btf_path, progress=progress), mode)
 
 
-def prices_of(found: Calibration) -> Prices:
+def prices_of(found: Calibration, mode: str) -> Prices:
     """Prices per hit in ns. A call or a graph is a pair of hits in the calibration."""
 
     def ns(kind: str, mode: str | None = None) -> float:
@@ -33,7 +39,7 @@ def prices_of(found: Calibration) -> Prices:
     return Prices(
         call_ns=ns("call") / 2,
         graph_ns=ns("graph") / 2,
-        op_ns=ns("op", "sum"),
+        op_ns=ns("op", mode),
         # The median of a stall can hide in noise; its upper end cannot.
         cycle_ns=found.ns_per_cycle_stall.high if found.ns_per_cycle_stall else 1e6,
     )
