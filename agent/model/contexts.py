@@ -59,16 +59,16 @@ class Contexts:
         """The context of a call, and contexts that had to be forgotten for it."""
         scheds = [(call.tgid, g.object) for g in call.graphs if g.level == Level.SCHED]
         key = self._key(call, scheds)
+        gone: list[Context] = []
         if call.seq and call.object:
             for sched in scheds:
-                self._learn(sched, key)
+                gone += self._learn(sched, key)
         context = self._contexts.get(key)
         if context is None:
             self._numbered += 1
             context = self._contexts[key] = Context(self._numbered, call.tgid, call.tid)
         context.tid = call.tid
         self._contexts.move_to_end(key)
-        gone = []
         while len(self._contexts) > MAX_CONTEXTS:
             gone.append(self._contexts.popitem(last=False)[1])
         return context, gone
@@ -106,14 +106,19 @@ class Contexts:
             return "sched", *scheds[0]
         return "thread", call.tgid, call.tid
 
-    def _learn(self, sched: tuple[int, int], key: _Key) -> None:
-        """A scheduler belongs to this context: so does what it did before we knew."""
+    def _learn(self, sched: tuple[int, int], key: _Key) -> list[Context]:
+        """A scheduler belongs to this context: so does what it did before we knew.
+
+        Returns the context that it had until now, if there is one already to take its place.
+        """
         self._of_sched[sched] = key
         self._of_sched.move_to_end(sched)
         while len(self._of_sched) > 4 * MAX_CONTEXTS:
             self._of_sched.popitem(last=False)
         earlier = self._contexts.pop(("sched", *sched), None)
-        if earlier is not None and key not in self._contexts:
-            self._contexts[key] = earlier
-        elif earlier is not None:
-            self.retire(earlier)
+        if earlier is None:
+            return []
+        if key in self._contexts:
+            return [earlier]
+        self._contexts[key] = earlier
+        return []

@@ -72,8 +72,8 @@ class GraphWork:
                 for (tgid, _), plan in self._plans.evict():
                     self.ops.forget(plan, tgid)
                 self._resolve(run.tgid, run.hash)
-        elif run.flags & Flag.KNOWN and self._plans.get(run.tgid, run.hash) is None:
-            self._plans.want(run.tgid, run.hash)
+        elif run.hash and not run.flags & Flag.FAULT and self._plans.get(run.tgid, run.hash) is None:
+            self._plans.want(run.tgid, run.hash, known=bool(run.flags & Flag.KNOWN))
 
     def add(self, root: GraphRun, work: Mapping[int, Execution], phase: Phase, mark: Mark, now: int) -> None:
         """One outermost graph with the splits inside it; ``work`` by seq of CPU splits."""

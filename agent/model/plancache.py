@@ -116,9 +116,14 @@ class PlanCache:
             gone.append((key, plan))
         return gone
 
-    def want(self, tgid: int, hash: int) -> None:
-        """The kernel thinks that we know this graph, and we do not: once per loss."""
+    def want(self, tgid: int, hash: int, *, known: bool = True) -> None:
+        """The kernel thinks that we know this graph, and we do not: once per loss.
+
+        ``known`` False: it has only described it, in an execution that never ended, it seems.
+        """
         key = (tgid, hash)
+        if not known and key in self._tries:
+            return  # it came, in parts, and is asked for as often as that is worth
         if key not in self._asked:
             self._asked[key] = None
             _bound(self._asked)

@@ -9,6 +9,8 @@ from itertools import pairwise
 
 import pytest
 
+from profinferd.agent.model.calls import Call, GraphRun
+from profinferd.agent.model.contexts import Contexts
 from profinferd.agent.model.snapshot import Snapshot
 
 from .graphs import INPUT, Builder
@@ -199,6 +201,38 @@ def test_frames_without_a_return() -> None:
     assert seen.unreturned == 3 and by_status(seen) == {0: 1}
     assert seen.tokens.prefill == 6
     assert seen.lost.by_kind == {"abandoned": 2}
+
+
+def test_a_graph_described_in_an_execution_that_never_ended() -> None:
+    """C21: the kernel does not describe it again by itself, and takes it for sent."""
+    stream, to = Stream(), session()
+    stream.graph(prompt(0, 6), levels=(CPU,))
+    stream.events[-1]["kind"] = GRAPH_ABANDONED
+    stream.drain(to)
+    assert stream.sent and not stream.confirmed
+    stream.call(prompt(0, 6))
+    stream.drain(to)
+    assert not stream.sent, "it is asked for"
+    stream.call(prompt(0, 6))
+    seen = stream.snapshot(to)
+    assert stream.confirmed == stream.sent
+    assert sum(op.calls for op in seen.ops) == 2 * len(stream.kernels(prompt(0, 6))), "and the first is known"
+
+
+def test_a_possible_warm_up_survives_that_its_context_gets_known() -> None:
+    """What a scheduler did before its context was known is settled, not forgotten."""
+    contexts = Contexts()
+    run = GraphRun(5, 7, 7, SCHED, 0xC9, 1, 10, 0, 1, 0, 0, [], [], None)
+
+    def call(seq: int, object: int, *graphs: GraphRun) -> Call:
+        return Call(seq, 7, 7, DECODE, object, 0, 1, False, graphs=list(graphs))
+
+    contexts.of(call(1, 0xC0))
+    early, gone = contexts.of(call(0, 0, run))
+    early.held = object()
+    assert gone == []
+    context, gone = contexts.of(call(2, 0xC0, run))
+    assert gone == [early] and contexts.all() == [context]
 
 
 def test_ends_of_what_began_before_us() -> None:
