@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import mmap
 import struct
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
@@ -19,38 +21,64 @@ from .maps import Map
 
 
 class MappedArray:
-    """An array map with BPF_F_MMAPABLE, read and cleared without a system call.
+    """An array map with BPF_F_MMAPABLE, read and cleared by mapping the part in question.
 
-    Programs write while it is read: each aligned word is whole, words together are not a
-    snapshot.
+    The kernel puts in all pages of a mapping at once, so a mapping of the whole array would
+    be in our memory for good. Programs write while it is read: each aligned word is whole,
+    words together are not a snapshot.
     """
 
     def __init__(self, array: Map, dtype: np.dtype[Any]) -> None:
         if dtype.itemsize != array.value_size:
             raise ValueError(f"map {array.name} has values of {array.value_size} bytes, not {dtype.itemsize}")
-        stride = (array.value_size + 7) & ~7
-        length = -(-stride * array.max_entries // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._array, self._dtype = array, dtype
+        self._stride = (array.value_size + 7) & ~7
+        with self._window(0, 1):
+            pass  # a map that cannot be mapped is refused now
+
+    @contextlib.contextmanager
+    def _window(self, first: int, count: int) -> Iterator[npt.NDArray[Any]]:
+        begin = first * self._stride
+        offset = begin // mmap.PAGESIZE * mmap.PAGESIZE
+        length = begin - offset + count * self._stride
         try:
-            self._memory = mmap.mmap(array.fd, length, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+            memory = mmap.mmap(
+                self._array.fd, length, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE, offset=offset
+            )
         except OSError as error:
             raise MachineError(
-                f"map {array.name} cannot be mapped: {bpfsys.strerror(error.errno or 0)}"
+                f"map {self._array.name} cannot be mapped: {bpfsys.strerror(error.errno or 0)}"
             ) from error
-        raw = np.frombuffer(self._memory, np.uint8, stride * array.max_entries)
-        self._live: npt.NDArray[Any] = np.ndarray(array.max_entries, dtype, raw, strides=(stride,))
+        try:
+            raw = np.frombuffer(memory, np.uint8)[begin - offset :]
+            live = np.ndarray(count, self._dtype, raw, strides=(self._stride,))
+            yield live
+        finally:
+            del raw, live
+            memory.close()
 
     def read(self, first: int = 0, count: int | None = None) -> npt.NDArray[Any]:
-        """A copy of ``count`` values from key ``first`` on, as they are now."""
-        return self._live[first : None if count is None else first + count].copy()
+        """A copy of ``count`` values (None: all that follow) from key ``first`` on, as they are now."""
+        entries = self._array.max_entries
+        count = entries - first if count is None else count
+        if not 0 <= first <= first + count <= entries:
+            raise ValueError(f"map {self._array.name} has {entries} entries")
+        if not count:
+            return np.empty(0, self._dtype)
+        with self._window(first, count) as live:
+            copy = live.copy()
+            del live
+        return copy
 
     def clear(self, first: int, count: int) -> None:
         """Set ``count`` values from key ``first`` on to zero; no program may be writing to them."""
-        self._live[first : first + count] = np.zeros((), self._live.dtype)
+        if count:
+            with self._window(first, count) as live:
+                live[:] = np.zeros((), self._dtype)
+                del live
 
     def close(self) -> None:
-        """Unmap."""
-        del self._live
-        self._memory.close()
+        """Nothing is held; for the sake of ``with``."""
 
     def __enter__(self) -> MappedArray:
         return self

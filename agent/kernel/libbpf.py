@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import ctypes
 import functools
+import mmap
 import os
 import re
 from collections.abc import Callable, Collection
@@ -181,7 +182,8 @@ class BpfObject:
         self._lib = _library()
         self.path = os.fspath(path)
         self._handle: int | None = None
-        self._log = ctypes.create_string_buffer(_LOG_BYTES)
+        # Fresh pages: a buffer of ctypes would be filled with zeros, and so be in our memory.
+        self._log = (ctypes.c_char * _LOG_BYTES).from_buffer(mmap.mmap(-1, _LOG_BYTES))
         if btf_path is not None and not os.access(btf_path, os.R_OK):
             raise MachineError(f"{os.fspath(btf_path)} cannot be read", "give a BTF file with --btf-path")
         options = _OpenOptions(

@@ -13,7 +13,7 @@ from .profiler import Report
 RELATIVE = 0.03
 #: A preemption between the two clock reads of one kernel moves its time to the neighbour.
 #: For a role with microseconds in all, that may be more than 3 %; it is never much of the run.
-OF_THE_WHOLE = 0.002
+OF_THE_WHOLE = 0.005
 #: The last kernel of a graph ends with the graph's return. The witness reads its clock when the
 #: return probe has run, we inside it: so much of our own work is in the witness's figure.
 RETURN_PROBE_SECONDS = 2e-6
