@@ -60,13 +60,18 @@ class OpRow:
 
 @dataclass(frozen=True, slots=True)
 class PhaseOps:
-    """The ops of one phase, largest first; ``per`` is what ``calls / units`` is counted by."""
+    """The ops of one phase, largest first; ``per`` is what ``calls / units`` is counted by.
+
+    Sampled ops come after their graphs: ``known`` of the ``graphs`` executions are in
+    ``rows`` so far, and ``units`` are those of the known ones.
+    """
 
     phase: str
     rows: tuple[OpRow, ...]
     graphs: int
+    known: int
     per: str
-    units: int
+    units: float
     seconds: float | None
     setup: float | None
     untimed: float | None
@@ -143,7 +148,20 @@ def _one_phase(snapshot: Snapshot, phase: str) -> PhaseOps:
     executions = sum(g.count for g in graphs if not g.split)
     tokens = snapshot.tokens.decode if phase == "decode" else None
     per, units = ("token", tokens) if tokens else ("graph", executions)
-    return PhaseOps(phase, tuple(rows), executions, per, units, whole, setup, untimed)
+    known = _known(snapshot, phase)
+    return PhaseOps(
+        phase, tuple(rows), executions, round(executions * known), per, units * known, whole, setup, untimed
+    )
+
+
+def _known(snapshot: Snapshot, phase: str) -> float:
+    """The share of a phase's executions whose kernels are in its ops: 1 where all are recorded."""
+    graphs = [g for g in snapshot.graphs if g.phase == phase]
+    if all(g.sampled == g.count for g in graphs):
+        return 1.0
+    ran = sum(g.executed * g.count for g in graphs if g.executed is not None)
+    counted = sum(op.calls + op.untimed for op in snapshot.ops if op.phase == phase)
+    return min(1.0, ratio(counted, ran) or 1.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,8 @@ ROWS = 12
 """Operators listed per phase when the height is free."""
 SECTIONS = 2
 """Phases whose operators are listed; the JSON has all of them."""
-_FIXED_LINES = 18
-"""Lines at 80 columns beside operators and phases: header, waits, titles, rest, footer, gaps."""
+LOW = 30
+"""Below this height, operators are worth more than empty lines."""
 _BAR = 8
 
 
@@ -72,16 +72,28 @@ class TableExporter:
         """The same for a rich console (the live view)."""
         sections = phase_ops(snapshot)
         shown = sorted(sections, key=lambda s: -(s.seconds or 0.0))[:SECTIONS]
-        parts: list[RenderableType] = [self._header(snapshot), Text(), self._speed(snapshot)]
+        parts: list[RenderableType] = [self._header(snapshot), *self._empty_line(), self._speed(snapshot)]
         rows = ROWS
         if self._height is not None:
             shown = shown[:1]
-            more = max(1, len(rates(snapshot))) + (snapshot.budget is not None)
-            rows = max(1, self._height - _FIXED_LINES - more)
+            rows = max(1, self._height - self._lines(snapshot, shown))
         for section in (s for s in sections if s in shown):
             parts += [Text(), *self._ops(section, rows)]
         parts += [Text(), self._footer(snapshot)]
         return Group(*parts)
+
+    def _lines(self, snapshot: Snapshot, shown: Sequence[PhaseOps]) -> int:
+        """Lines of the live table beside the operators listed."""
+        speeds, waits = 1 + max(1, len(rates(snapshot))), 3
+        wide, gap = self._width >= WIDE, len(self._empty_line())
+        lines = (2 if wide else 3) + gap + (max(speeds, waits) if wide else speeds + gap + waits)
+        lines += 2 + (snapshot.budget is not None) + bool(failed_calls(snapshot))
+        for section in shown:  # a gap, its title and columns; "more" is always allowed for
+            lines += 4 + (section.setup is not None) + (section.untimed is not None)
+        return lines
+
+    def _empty_line(self) -> list[Text]:
+        return [] if self._height is not None and self._height < LOW else [Text()]
 
     # ---- who ---------------------------------------------------------------------------
 
@@ -131,7 +143,7 @@ class TableExporter:
         ):
             waits.add_row(label, *_latency(figures))
         if self._width < WIDE:
-            return Group(speeds, Text(), waits)
+            return Group(speeds, *self._empty_line(), waits)
         both = Table.grid(padding=(0, 5, 0, 0))
         both.add_row(speeds, waits)
         return both
@@ -142,6 +154,8 @@ class TableExporter:
         title = Text(no_wrap=True, overflow="ellipsis")
         title.append(f"{_name(section.phase)} ops", "bold")
         graphs = f"{text.count(section.graphs)} graph{'' if section.graphs == 1 else 's'}"
+        if section.known < section.graphs:
+            graphs = f"{text.count(section.known)} of {graphs} so far"
         title.append(f" on the critical path: {text.seconds(section.seconds)} in {graphs}", "dim")
         yield title
         wide = self._width >= WIDE
@@ -206,14 +220,18 @@ class TableExporter:
         line.append("slowdown ", "dim").append(_share(overhead.estimated_ratio), "bold")
         line.append(f" of {_share(overhead.budget_ratio)}, measured ")
         line.append(_share(overhead.measured_ratio))
+        doing = Text()
+        if budget.level != "op":
+            doing.append("  shed to ", "dim")
+            doing.append(_name(f"{budget.level}: {budget.reason}", 90), "yellow")
+        elif self._height is not None:  # at the end, nothing is being done any more
+            doing.append("  ops ", "dim").append(_name(budget.activity, 60))
         if overhead.measured_ci95 is not None:
             low, high = overhead.measured_ci95
-            line.append(f" ({low * 100:.2f} to {high * 100:.2f})")
-        line.append("  ops " if budget.level == "op" else "  shed to ", "dim")
-        if budget.level == "op":
-            line.append(_name(budget.activity, 60))
-        else:
-            line.append(_name(f"{budget.level}: {budget.reason}", 90), "yellow")
+            interval = f" ({_share(low)} to {_share(high)})"
+            if self._height is None or line.cell_len + len(interval) + doing.cell_len <= self._width:
+                line.append(interval)
+        line.append(doing)
         line.truncate(self._width, overflow="ellipsis")
         return line
 
@@ -248,8 +266,10 @@ class TableExporter:
         # Where the height is limited, notes would push the operators out; they come at the end.
         if not snapshot.notes or self._height is not None:
             return line
-        notes = [Padding(Text(f"- {text.clean(note, 400)}"), (0, 0, 0, 2)) for note in snapshot.notes]
-        return Group(line, Text("notes", "dim"), *notes)
+        notes = Table.grid(padding=(0, 1, 0, 0))
+        for note in snapshot.notes:
+            notes.add_row("-", Text(text.clean(note, 400)))
+        return Group(line, Text("notes", "dim"), Padding(notes, (0, 0, 0, 2)))
 
 
 def _share(value: float | None) -> str:

@@ -73,7 +73,9 @@ def number(value: float | None, digits: int = 3) -> str:
 def plain(value: float | None) -> str:
     """Like :func:`number`, but a whole number has no decimals: ``18``, ``36.6``."""
     value = finite(value)
-    return count(value) if value is not None and float(value).is_integer() else number(value)
+    # Not is_integer(): a quotient may be 18.000000000000004.
+    whole = value is not None and abs(value - round(value)) <= 1e-9 * abs(value)
+    return count(value) if whole else number(value)
 
 
 def count(value: float | None) -> str:

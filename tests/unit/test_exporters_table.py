@@ -38,8 +38,14 @@ def test_what_a_person_asks_first() -> None:
 
 def test_what_it_costs() -> None:
     """Estimate, budget, measurement with its interval, and what the ops level does or why it is shed."""
-    line = "slowdown 0.31% of 1.00%, measured 0.28% (-0.10 to 0.66)  ops waiting for"
-    assert line in TableExporter().render(snapshots.sampled())
+    line = "slowdown 0.31% of 1.00%, measured 0.28%"
+    interval = " (-0.10% to 0.66%)"
+    assert f"{line}{interval}\n" in TableExporter().render(snapshots.sampled())  # all is over
+    live = TableExporter(width=120, height=39).render(snapshots.sampled())
+    assert f"{line}{interval}  ops waiting for the next period\n" in live
+    # What is being done goes before what does not fit beside it.
+    narrow = TableExporter(height=39).render(snapshots.sampled())
+    assert f"{line}  ops waiting for the next period\n" in narrow
     shed = TableExporter(width=120).render(snapshots.sampled("graph", "qos: 3.9 tokens/s, 4 wanted"))
     assert "shed to graph: qos: 3.9 tokens/s, 4 wanted" in shed
     assert "slowdown" not in TableExporter().render(snapshots.busy())
@@ -50,6 +56,25 @@ def test_shares_are_of_the_whole() -> None:
     for section in phase_ops(snapshots.busy()):
         setup = (section.setup or 0.0) / (section.seconds or 1.0)
         assert sum(row.share or 0.0 for row in section.rows) + setup == pytest.approx(1.0)
+
+
+def test_sampled_ops_count_by_the_graphs_they_are_of() -> None:
+    """Live, ops come after their graphs: 18 calls a token stay 18, and the title says of how many."""
+    one = snapshots.sampled()
+    kinds = {"ffn_up": 18, "ffn_down": 4}
+    late = dataclasses.replace(
+        one,
+        graphs=(snapshots.graph(executed=22, sampled=7),),
+        ops=tuple(snapshots.op(role=role, calls=7 * calls, seconds=0.1) for role, calls in kinds.items()),
+    )
+    shown = TableExporter().render(late)
+    assert "in 7 of 41 graphs so far" in shown
+    listed = [line.split() for line in shown.splitlines() if "MUL_MAT" in line]
+    assert {words[3]: words[4] for words in listed} == {"ffn_up": "18", "ffn_down": "4"}
+    settled = dataclasses.replace(
+        late, ops=tuple(dataclasses.replace(o, calls=o.calls // 7 * 41) for o in late.ops)
+    )
+    assert "in 41 graphs\n" in TableExporter().render(settled)
 
 
 def test_coverage_counts_executions() -> None:
@@ -133,7 +158,16 @@ def test_the_live_table_fits_the_height(height: int) -> None:
     many = dataclasses.replace(crowded(), notes=(), budget=snapshots.sampled().budget)
     console = Console(file=io.StringIO(), width=80, height=height, force_terminal=True)
     table = TableExporter(width=80, height=height - 1)
-    assert len(console.render_lines(table.renderable(many))) <= height
+    lines = ["".join(part.text for part in line) for line in console.render_lines(table.renderable(many))]
+    assert height - 2 <= len(lines) <= height
+    assert sum("OPERATOR" in line for line in lines) >= 5 if height < 30 else 8
+
+
+def test_notes_hang() -> None:
+    """The second line of a note begins under the first word of it."""
+    one = dataclasses.replace(snapshots.busy(), notes=("word " * 30, "another"))
+    notes = TableExporter().render(one).split("\nnotes\n")[1].splitlines()
+    assert [line[:8] for line in notes] == ["  - word", "    word", "  - anot"]
 
 
 def test_hostile_names() -> None:
