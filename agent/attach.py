@@ -25,6 +25,7 @@ from .kernel.check import returns_under_seccomp, seccomp_mode
 from .kernel.programs import Drained, GgmlPrograms, Probe
 from .model.budget import BudgetConfig, Prices
 from .model.records import Kind
+from .model.report import RATIOS_NULL
 from .model.session import Session
 from .model.snapshot import Snapshot
 from .model.tensors import Graph
@@ -402,6 +403,9 @@ class Attachment:
         snapshot = session.snapshot(time.monotonic_ns(), stats)
         if self._driver is not None:
             snapshot = self._driver.describe(snapshot)
+            # A session before the first graph does not know that it will be sampled.
+            kept = tuple(note for note in snapshot.notes if note != RATIOS_NULL)
+            snapshot = dataclasses.replace(snapshot, notes=kept)
         notes = [*self.info.notes, *self.attached.notes]
         if self._layout is None and self._settler.reason is not None:
             notes.append(f"graphs: none could be read yet, {self._settler.reason}")

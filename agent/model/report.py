@@ -250,6 +250,10 @@ def _overhead(named: Mapping[str, float]) -> Overhead:
     return Overhead(hits=sum(hits) if hits else None, ns_per_hit=named.get("ns_per_hit"))
 
 
+RATIOS_NULL = "overhead: ratios are null, the cost is estimated and measured where ops are sampled"
+"""A note for sessions that are not sampled."""
+
+
 def _sampling_notes(sampled: SampledOps | None) -> list[tuple[object, str]]:
     if sampled is None:
         return []
@@ -258,9 +262,9 @@ def _sampling_notes(sampled: SampledOps | None) -> list[tuple[object, str]]:
     never = sorted(phase for phase, total in phases.items() if total.graphs and not total.ops)
     waiting = sum(total.pending_seconds for total in phases.values())
     return [
-        (seen, f"ops: estimated from {seen} graphs whose kernels were timed, the others by their seconds"),
-        (never, f"ops: none for {', '.join(never)}, no burst has met such a graph yet"),
-        (waiting >= 0.001, f"ops: {waiting:.3f} s of graphs wait for a burst and are in no op yet"),
+        (seen, f"ops: estimated, kernels were timed in {seen} graphs, the time of others is shared alike"),
+        (never, f"ops: none for {', '.join(never)}, no burst (of timing kernels) has met such a graph yet"),
+        (waiting >= 0.001, f"ops: {waiting:.3f} s of graphs are in no op yet, no burst has come after them"),
     ]
 
 
@@ -348,10 +352,7 @@ def _notes(
             session.stacks.abandoned,
             f"calls: {session.stacks.abandoned} calls or graphs never returned",
         ),
-        (
-            work.sampled is None,
-            "overhead: ratios are null, the budget is kept (and the cost measured) where ops are sampled",
-        ),
+        (work.sampled is None, RATIOS_NULL),
         (
             "ns_per_hit" not in named,
             "overhead: ns_per_hit is null, the cost of a hit was not measured",
