@@ -57,7 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(str(error), error.exit_code)
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx is not None else "profinferd"
-        return _fail(f"{error.format_message().rstrip('.')}: see '{path} --help'", ExitCode.USAGE)
+        said = error.format_message()
+        see = f"{said} See" if said.endswith("?") else f"{said.rstrip('.')}: see"
+        return _fail(f"{see} '{path} --help'", ExitCode.USAGE)
     except click.ClickException as error:
         return _fail(error.format_message(), ExitCode.USAGE)
     except (Interrupted, KeyboardInterrupt, click.Abort):

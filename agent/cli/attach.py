@@ -16,7 +16,7 @@ import click
 from ...exporters.json_export import JsonExporter
 from ..errors import TargetEnded, UsageError
 from ..model.snapshot import Snapshot
-from .output import PrivateFile, readable_file, say, write_data
+from .output import PrivateFile, btf_file, say, write_data
 from .signals import Interrupted, Stop
 from .view import View, choose_view
 
@@ -87,10 +87,26 @@ def open_attachment(options: Options, progress: Progress) -> Watched:
     )
 
 
-def _duration(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
-    if value is not None and not (math.isfinite(value) and value > 0):
-        raise UsageError("the duration is not a positive number of seconds", "for example -d 10")
-    return value
+def _pid(context: click.Context, option: click.Parameter, value: str) -> int:
+    text = value.strip()
+    if not (text.isascii() and text.isdigit() and len(text) <= 10 and int(text) > 0):
+        raise UsageError(f"--pid {value!r} is not a process id", "give a number, as ps -e shows it")
+    return int(text)
+
+
+def _positive(value: str, what: tuple[str, str], example: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not (math.isfinite(number) and number > 0):
+        raise UsageError(f"{what[0]} {value!r} is not {what[1]}", f"for example {example}")
+    return number
+
+
+def _duration(context: click.Context, option: click.Parameter, value: str | None) -> float | None:
+    what = ("--duration", "a positive number of seconds")
+    return None if value is None else _positive(value, what, "-d 10")
 
 
 def _ops(context: click.Context, option: click.Parameter, value: str) -> str:
@@ -106,7 +122,10 @@ def _budget(context: click.Context, option: click.Parameter, value: str) -> floa
     except ValueError:
         ratio = math.nan
     if not 0 < ratio <= 1:
-        raise UsageError(f"--budget {value!r} is not a share between 0 and 100 %", "for example --budget 1%")
+        meant = text if 1 < ratio <= 100 and "%" not in text else "1"  # 5 was written for 5%
+        raise UsageError(
+            f"--budget {value!r} is not a share between 0 and 100 %", f"for example --budget {meant}%"
+        )
     return ratio
 
 
@@ -118,10 +137,9 @@ def _address(text: str | None) -> tuple[str, int] | None:
     return parse_address(text)
 
 
-def _floor(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
-    if value is not None and not (math.isfinite(value) and value > 0):
-        raise UsageError("--qos-min-tokens-per-second is not a positive number", "for example 5")
-    return value
+def _floor(context: click.Context, option: click.Parameter, value: str | None) -> float | None:
+    what = ("--qos-min-tokens-per-second", "a positive number")
+    return None if value is None else _positive(value, what, "5")
 
 
 def _loader(context: click.Context, option: click.Parameter, value: str) -> str:
@@ -131,13 +149,10 @@ def _loader(context: click.Context, option: click.Parameter, value: str) -> str:
 
 
 @click.command()
-@click.option(
-    "-p", "--pid", type=click.IntRange(min=1), required=True, metavar="N", help="The process to watch."
-)
+@click.option("-p", "--pid", callback=_pid, required=True, metavar="N", help="The process to watch.")
 @click.option(
     "-d",
     "--duration",
-    type=float,
     callback=_duration,
     metavar="S",
     help="Stop after S seconds; without it, at Ctrl-C or when the process ends.",
@@ -161,7 +176,6 @@ def _loader(context: click.Context, option: click.Parameter, value: str) -> str:
 @click.option(
     "--qos-min-tokens-per-second",
     "floor",
-    type=float,
     callback=_floor,
     metavar="N",
     help="Watch less when it decodes fewer tokens per second than this (with --ops sampled).",
@@ -232,7 +246,7 @@ def attach(
             listen=_address(listen),
             method=method,
             loader=loader,
-            btf_path=None if btf_path is None else readable_file(btf_path, "--btf-path"),
+            btf_path=None if btf_path is None else btf_file(btf_path),
             output=output,
             quiet=quiet,
         )

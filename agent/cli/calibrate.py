@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``profinferd calibrate``: what probes cost on this machine, measured now and kept for the daemon."""
+"""``profinferd calibrate``: what probes cost on this machine, measured now and kept for ``attach``."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .output import readable_file, say, write_data
+from .output import btf_file, say, write_data
 
 if TYPE_CHECKING:
     from ..kernel.calibration import Calibration, Figure
 
 STATE = "/var/lib/profinferd"
-"""Where the daemon keeps its state."""
+"""Where ``attach`` looks for the figures."""
 _ROWS = {
     ("op", "trace"): "operator, recorded",
     ("op", "sum"): "operator, added up",
@@ -59,7 +59,8 @@ def calibrate(
 ) -> None:
     """Measure what probes cost on this machine; takes about 2 s.
 
-    Nothing but a process of our own is touched. The daemon uses what is kept.
+    Nothing but a process of our own is touched. attach uses the figures kept in
+    the default folder, and measures where there are none.
     """
     from ..kernel import calibration  # loads numpy and libbpf: not for --help or a usage error
     from ..kernel.calibrate import measure
@@ -67,13 +68,15 @@ def calibrate(
     found = measure(
         method,
         quick=quick,
-        btf_path=None if btf_path is None else readable_file(btf_path, "--btf-path"),
+        btf_path=None if btf_path is None else btf_file(btf_path),
         progress=(lambda line: None) if quiet else say,
     )
     # Printed first: a folder that cannot be written does not make the figures worse.
     write_data(found.to_json() if format_ == "json" else table(found))
     if not quick:
         calibration.store(Path(state), found)
+        if not quiet:
+            say(f"kept in {state}")
 
 
 def table(found: Calibration) -> str:

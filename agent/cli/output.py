@@ -147,8 +147,17 @@ class PrivateFile:
         os.close(self._folder)
 
 
-def readable_file(path: str, option: str) -> str:
-    """``path``, when it is a readable regular file; UsageError otherwise."""
-    if not Path(path).is_file() or not os.access(path, os.R_OK):
-        raise UsageError(f"{option} {clean(path)!r} is not a readable file", "give the path of a file")
+def btf_file(path: str) -> str:
+    """``path``, when it is a readable file of kernel type information (BTF, or an ELF file that may
+    hold it); UsageError otherwise. libbpf would go on without, and what needs BTF would be missing.
+    """
+    head = b""
+    with contextlib.suppress(OSError):
+        if Path(path).is_file():
+            with open(path, "rb") as file:
+                head = file.read(4)
+    if not head:
+        raise UsageError(f"--btf-path {clean(path)!r} is not a readable file", "give the path of a file")
+    if head[:2] not in (b"\x9f\xeb", b"\xeb\x9f") and head != b"\x7fELF":
+        raise UsageError(f"--btf-path {clean(path)!r} is not a BTF file", "give one made for this kernel")
     return path

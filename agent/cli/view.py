@@ -13,7 +13,9 @@ from ..model.snapshot import Snapshot
 from .output import say
 
 LINE_SECONDS = 5.0
-"""Seconds of watching between two progress lines."""
+"""Seconds of watching between two progress lines, in the first minute."""
+LATER_SECONDS = 60.0
+"""The same after it: whoever watches all night has a log to keep."""
 
 
 class View(Protocol):
@@ -60,7 +62,7 @@ class LineView(SilentView):
         self._budget(snapshot)
         if window < self._next:
             return
-        self._next = window + LINE_SECONDS
+        self._next = window + (LINE_SECONDS if window < LATER_SECONDS else LATER_SECONDS)
         speeds = [
             f"{rate.phase} {number(rate.tokens_per_second)} tokens/s"
             for rate in rates(snapshot)
@@ -70,10 +72,10 @@ class LineView(SilentView):
         if slowdown is not None:
             speeds.append(f"slowdown {slowdown:.2%}")
         tokens = snapshot.tokens
-        say(
-            f"{seconds(window)}: {count(tokens.prefill)} prefill and {count(tokens.decode)} decode tokens"
-            + "".join(f", {speed}" for speed in speeds)
-        )
+        seen = f"{count(tokens.prefill)} prefill and {count(tokens.decode)} decode tokens"
+        if not snapshot.calls and not snapshot.graphs:
+            seen = "nothing seen yet"
+        say(f"{seconds(window)}: {seen}" + "".join(f", {speed}" for speed in speeds))
 
     def _budget(self, snapshot: Snapshot) -> None:
         budget = snapshot.budget

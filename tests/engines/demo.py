@@ -129,7 +129,7 @@ def _next(engines: Engines) -> None:
     say("  profinferd attach --pid N -d 10 --format json  the same numbers for programs")
     say("  profinferd attach --pid N --listen 9847        the same numbers for Prometheus")
     say("  make test                                      every check, real eBPF included")
-    say(f"(here profinferd is {os.path.relpath(sys.executable)} -m profinferd.agent)")
+    say(f"(here profinferd is {os.path.relpath(os.path.dirname(sys.executable))}/profinferd)")
 
 
 def main() -> int:

@@ -147,6 +147,10 @@ def test_errors_of_opening(
         ["attach", "-p", "1", "--format", "xml"],
         ["attach", "-p", "1", "--attach-method", "ptrace"],
         ["attach", "-p", "1", "--btf-path", "/nonexistent/btf"],
+        ["attach", "-p", "1", "--btf-path", __file__],
+        ["attach", "-p", "١"],
+        ["attach", "-p", "9" * 5000],
+        ["attach", "-p", "1", "-d", "10s"],
         ["attach", "-p", "1", "--budget", "0"],
         ["attach", "-p", "1", "--budget", "101%"],
         ["attach", "-p", "1", "--budget", "nan"],
@@ -169,6 +173,27 @@ def test_usage_errors(arguments: list[str], capsys: pytest.CaptureFixture[str]) 
     out, err = capsys.readouterr()
     assert out == ""
     assert len(err.strip().splitlines()) == 1 and err.startswith("profinferd: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["attach", "-p", "abc"], "--pid 'abc' is not a process id: give a number, as ps -e shows it"),
+        (
+            ["attach", "-p", "1", "--budget", "5"],
+            "--budget '5' is not a share between 0 and 100 %: for example --budget 5%",
+        ),
+        (["attach", "-p", "1", "-d", "10s"],
+         "--duration '10s' is not a positive number of seconds: for example -d 10"),
+        (["atach"], "No such command 'atach'. Did you mean 'attach'? See 'profinferd --help'"),
+    ],
+)  # fmt: skip
+def test_usage_errors_say_what_to_write(
+    arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the words of this program, not of its option parser."""
+    assert main(arguments) == 2
+    assert capsys.readouterr().err == f"profinferd: {line}\n"
 
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
