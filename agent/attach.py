@@ -216,12 +216,19 @@ class Attachment:
         self._programs.set_target(self.process.pid, layout=LAYOUT, mode=mode)
 
     def _attach_group(self, group: str) -> int:
-        """Attach all hooks of one group, in every file that has some; returns how many."""
+        """Attach all hooks of one group, in every file that has some; returns how many.
+
+        When it raises, none is left: the next attempt would attach those a second time.
+        """
         failures: list[ProfinferError] = []
         done = 0
-        for file in self.info.files:
-            hooks = [h for h in file.hooks if GROUPS.get(h.level) == group and self._wanted(h)]
-            done += self._attach_hooks(group, file, hooks, failures)
+        try:
+            for file in self.info.files:
+                hooks = [h for h in file.hooks if GROUPS.get(h.level) == group and self._wanted(h)]
+                done += self._attach_hooks(group, file, hooks, failures)
+        except BaseException:
+            self._programs.detach(group)
+            raise
         return done
 
     def _wanted(self, hook: HookSite) -> bool:
