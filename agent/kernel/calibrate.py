@@ -78,7 +78,7 @@ def measure(
         # Its interpreter starts while the kernel verifies the programs.
         victim = stack.enter_context(Victim(Bench.data_size()))
         if programs is None:
-            progress("loading the programs")
+            progress("measuring what probes cost here: loading the programs")
             programs = stack.enter_context(GgmlPrograms.load(method, btf_path=btf_path))
         bench = stack.enter_context(Bench(programs, victim))
         progress(f"attaching to a process of our own ({programs.method})")
