@@ -21,6 +21,7 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 #define MAX_FRAMES 8
 #define MAX_INT_CHUNKS 256
 #define SNAPSHOT_NODES 64
+#define RECENT 8
 #define WINDOW 8		/* node pointers read at once by the op program */
 #define MAX_USED_EXPERTS 32
 #define EXPERT_BITS (CHUNK_INTS * 32)
@@ -62,9 +63,12 @@ struct thread {
 	__u32 hits, accepted, lost, op_faults;
 	/* scratch of this thread's programs */
 	__u64 window[WINDOW];
+	__u32 has_window;	/* the walk: whether it holds the pointers around this node */
+	__u32 pad;
 	__u8 tensor[RAW_BYTES + 64];
 	__u8 source[128];
 	__u32 source_op[MAX_SRC], source_type[MAX_SRC];
+	__u64 recent[RECENT];	/* addresses of the last nodes of the walk */
 	__u32 bitmap[CHUNK_INTS];
 	__u32 ids[MAX_USED_EXPERTS];
 };
@@ -253,6 +257,18 @@ static __always_inline bool is_call(__u32 level)
 	return level < LV_SCHED;
 }
 
+/*
+ * Reads the target's memory. What the engine has just written is nearly always there, and
+ * then the plain helper is several times cheaper; where a page is not present it returns
+ * -EFAULT, and the sleeping one pages it in.
+ */
+static __always_inline long read_user(void *to, __u32 size, __u64 from)
+{
+	if (!bpf_probe_read_user(to, size, (void *)from))
+		return 0;
+	return bpf_copy_from_user(to, size, (void *)from);
+}
+
 /* ---- fields of a tensor that was read into a thread's scratch ------------- */
 
 static __always_inline __u64 tensor_u64(const struct thread *t, __u16 off)
@@ -286,30 +302,58 @@ struct walk {
 };
 
 /*
- * Fingerprint of the op, type and shape of the source at `addr`, 0 when it cannot be
- * read; its op and type are left in t->source_op[slot] and t->source_type[slot].
+ * Fingerprint of the source at `addr` of node `i`, 0 when it cannot be read: how far back
+ * it lies, if it is one of the last RECENT nodes (whose shapes are in the fingerprint
+ * already; that is most of them, and a read is most of the price), else its op, type and
+ * shape. Its op (1 for one that is a node) and type are left in t->source_op[slot] and
+ * t->source_type[slot].
  *
  * A global function, so that the verifier looks at it once and not for each of ten
  * sources of a node on each path through the walk.
  */
-__noinline __u64 mix_source(struct thread *t, __u64 addr, __u32 offsets, __u32 slot)
+__noinline __u64 mix_source(struct thread *t, __u64 addr, __u32 offsets, __u32 slot, __u32 i)
 {
 	__u64 *ne, h;
 	__u32 op, type;
+	int k;
 
 	if (!t || slot >= MAX_SRC)
 		return 0;
 	t->source_op[slot] = ~0;
-	if (bpf_copy_from_user(t->source, 96, (void *)addr))
+	for (k = 0; k < RECENT; k++) {
+		if (t->recent[k] == addr) {
+			t->source_op[slot] = 1;
+			return mix(slot + 1, (i - k) & (RECENT - 1)) ?: 1;
+		}
+	}
+	if (read_user(t->source, 96, addr))
 		return 0;
 	type = *(__u32 *)(t->source + (offsets & 0x3c));
 	op = *(__u32 *)(t->source + ((offsets >> 8) & 0x7c));
 	ne = (__u64 *)(t->source + ((offsets >> 16) & 0x38));
 	t->source_op[slot] = op;
 	t->source_type[slot] = type;
-	h = mix(slot + 1, ((__u64)op << 32) | type);
+	h = mix(slot + 1 + MAX_SRC, ((__u64)op << 32) | type);
 	h = mix(h, ne[0] ^ (ne[1] << 32));
 	return mix(h, ne[2] ^ (ne[3] << 32)) ?: 1;
+}
+
+/* Address of node `i`, 0 when it cannot be read. Pointers are read by the window; one by
+ * one where a window would leave the page. To be asked in order. Global: see above. */
+__noinline __u64 node_at(struct thread *t, __u64 nodes, __u32 i)
+{
+	__u64 addr = 0;
+
+	if (!t)
+		return 0;
+	if (i % WINDOW == 0)
+		t->has_window = !bpf_probe_read_user(t->window, sizeof(t->window),
+						     (void *)(nodes + 8ULL * i));
+	if (t->has_window)
+		return t->window[i % WINDOW];
+	if (read_user(&addr, sizeof(addr), nodes + 8ULL * i))
+		return 0;
+	return addr;
 }
 
 static long walk_node(__u32 i, struct walk *w)
@@ -322,13 +366,14 @@ static long walk_node(__u32 i, struct walk *w)
 	__u32 op, type;
 	int s;
 
-	if (bpf_copy_from_user(&addr, sizeof(addr), (void *)(w->nodes + 8ULL * i)) || !addr) {
+	addr = node_at(t, w->nodes, i);
+	if (!addr) {
 		w->faults++;
 		return 0;
 	}
 	if (size > RAW_BYTES)
 		size = RAW_BYTES;
-	if (bpf_copy_from_user(t->tensor, size, (void *)addr)) {
+	if (read_user(t->tensor, size, addr)) {
 		w->faults++;
 		return 0;
 	}
@@ -347,12 +392,13 @@ static long walk_node(__u32 i, struct walk *w)
 
 		src = tensor_u64(t, l->t_src + 8 * s);
 		if (s < l->n_src && src)
-			h = mix_source(t, src, offsets, s);
+			h = mix_source(t, src, offsets, s, i);
 		if (!h)
 			w->faults++;
 		hash = mix(hash, h);
 	}
 	w->hash = hash;
+	t->recent[i % RECENT] = addr;
 	if (op == l->op_rope && !w->pos_tensor)
 		w->pos_tensor = tensor_u64(t, l->t_src + 8);
 	/* Row ids: a leaf of integers that picks rows of something computed. Expert
@@ -945,6 +991,7 @@ static __always_inline void enter_graph(struct thread *t, const struct layout *l
 			.faults = zero, .tokens = zero,
 		};
 
+		__builtin_memset(t->recent, 0, sizeof(t->recent));
 		bpf_loop(n_nodes, walk_node, &w, 0);
 		info.uid = uid;
 		info.nodes = nodes;
