@@ -99,6 +99,7 @@ class LoadMaker:
             call_hits=new.get("hits_call", 0),
             graph_hits=new.get("hits_graph", 0),
             op_hits=new.get("hits_op", 0),
+            walked=new.get("walked", 0),
             summed=sum(ran.summed for ran in fresh),
             summing=summing,
             tokens_per_second=rate,

@@ -42,4 +42,5 @@ def prices_of(found: Calibration, mode: str) -> Prices:
         op_ns=ns("op", mode),
         # The median of a stall can hide in noise; its upper end cannot.
         cycle_ns=found.ns_per_cycle_stall.high if found.ns_per_cycle_stall else 1e6,
+        walk_ns=ns("walk"),
     )

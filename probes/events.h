@@ -268,6 +268,7 @@ enum stat {
 	ST_SLOT_BUSY,		/* executions not summed: another thread ran the same graph */
 	ST_SKIPPED_RETURN,	/* session: calls not followed, for their return could do damage:
 				 * no code at the return address, or one waits on another stack */
+	ST_WALKED,		/* nodes looked at, of graphs that no uid told to be known */
 	ST_COUNT,
 };
 

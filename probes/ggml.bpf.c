@@ -219,7 +219,7 @@ const enum op_mode btf_op_mode __attribute__((unused)) = 0;
 const enum known_state btf_known_state __attribute__((unused)) = 0;
 const enum op_probe btf_op_probe __attribute__((unused)) = 0;
 
-static __always_inline void count(enum stat which)
+static __always_inline void add(enum stat which, __u64 amount)
 {
 	__u32 zero = 0;
 	struct counters *c = bpf_map_lookup_elem(&stats, &zero);
@@ -227,7 +227,12 @@ static __always_inline void count(enum stat which)
 	/* Atomic, for a program may be preempted by another on the same CPU; on a
 	 * per-CPU value, for the line stays in this core. */
 	if (c)
-		__sync_fetch_and_add(&c->value[which], 1);
+		__sync_fetch_and_add(&c->value[which], amount);
+}
+
+static __always_inline void count(enum stat which)
+{
+	add(which, 1);
 }
 
 static __always_inline __u32 new_seq(void)
@@ -993,6 +998,7 @@ static __always_inline void enter_graph(struct thread *t, const struct layout *l
 
 		__builtin_memset(t->recent, 0, sizeof(t->recent));
 		bpf_loop(n_nodes, walk_node, &w, 0);
+		add(ST_WALKED, n_nodes);
 		info.uid = uid;
 		info.nodes = nodes;
 		info.n_nodes = n_nodes;

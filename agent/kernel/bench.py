@@ -86,6 +86,7 @@ class Bench:
         if len(begun) != 1 or begun[0]["flags"] & self._constants["EF_FAULT"] or not begun[0]["n_pos"]:
             raise MachineError("the probes cannot read the graph of a process of ours", "report this kernel")
         self.made["hits_graph"] += 2
+        self.made["walked"] += victim_graph.NODES
         self._hash = int(begun[0]["hash"])
         self.programs.confirm(self._tgid, self._hash)
         # The last slot and the last sums: a session gives them out from the first one on.
@@ -151,6 +152,7 @@ class Bench:
         known = victim.call("repeat", run, self._graph.known, op, graphs)
         walked = victim.call("repeat", run, self._graph.walked, op, graphs)
         self.made["hits_graph"] += 4 * graphs
+        self.made["walked"] += graphs * victim_graph.NODES
         self._drain(2 * graphs, "trace", 0)
         return (walked - known) / graphs / victim_graph.NODES
 
@@ -185,9 +187,10 @@ class Bench:
         now = self.programs.stats()
         seen = {name: now[name] - self._before[name] for name in now}
         for name, made in {**dict.fromkeys(seen, 0), **self.made}.items():
-            if name.startswith("hits_") and seen[name] != made:
+            counts = name.startswith("hits_") or name == "walked"
+            if counts and seen[name] != made:
                 raise self._wrong(f"{made} {name}", f"{seen[name]}")
-            if not name.startswith("hits_") and seen[name]:
+            if not counts and seen[name]:
                 raise self._wrong("all hits", f"{seen[name]} fewer ({name})")
 
     # ---- arming -------------------------------------------------------------------------

@@ -141,7 +141,7 @@ class Controller:
         prices = target.prices = load.prices
         cost = {
             "call": load.call_hits * prices.call_ns * 1e-9,
-            "graph": load.graph_hits * prices.graph_ns * 1e-9,
+            "graph": (load.graph_hits * prices.graph_ns + load.walked * prices.walk_ns) * 1e-9,
             "op": load.op_hits * prices.op_ns * 1e-9 * target.correction,
         }
         would = sum(p.graphs * p.hits_per_graph for p in load.phases.values()) * prices.op_ns * 1e-9

@@ -44,12 +44,14 @@ class BudgetConfig:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Calibrated cost to the target, ns: of a hit at each level, of one arm/disarm cycle."""
+    """Calibrated cost to the target, ns: of a hit at each level, of one arm/disarm cycle, of a
+    node of a graph that is looked at as a whole."""
 
     call_ns: float
     graph_ns: float
     op_ns: float
     cycle_ns: float
+    walk_ns: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,8 @@ class Load:
 
     ``busy_s``: seconds in which a graph (a call, where graph level is shed) ran; time of one
     that is still running may be counted now or when it ends. Hits are those that really
-    happened, on the critical path (threads that trap at the same time count once).
+    happened, on the critical path (threads that trap at the same time count once);
+    ``walked``: nodes of graphs that were looked at as a whole, for nothing told that they are known.
     ``summed``: executions with EF_SUMMED that ended, ``summing``: that run now.
     ``tokens_per_second``: decode speed of the running requests, None when there was none.
     ``in_burst``: the measured slowdown of tokens inside bursts, and ``in_burst_estimate``:
@@ -81,6 +84,7 @@ class Load:
     call_hits: int = 0
     graph_hits: int = 0
     op_hits: int = 0
+    walked: int = 0
     summed: int = 0
     summing: int = 0
     tokens_per_second: float | None = None

@@ -96,6 +96,7 @@ def test_every_hit_is_counted(programs: GgmlPrograms) -> None:
         "hits_other_thread": 2 * 50,
         "hits_graph": 2 * (1 + 4 * 2 * 3 + 2 * 20 + 2 * 2),
         "hits_call": 2 * 30,
+        "walked": (1 + 2) * NODES,
     }
     assert not links_of(programs)
 

@@ -49,8 +49,8 @@ def test_a_full_ring(ring: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """C11: a ring of one page that nobody empties: what is lost is counted, and nobody else's time."""
     load = GgmlPrograms.load
 
-    def tiny(method: str = "auto", *, btf_path: str | None = None) -> GgmlPrograms:
-        return load(method, btf_path=btf_path, ring_bytes={ring: 4096})
+    def tiny(method: str = "auto", **_: object) -> GgmlPrograms:
+        return load(method, ring_bytes={ring: 4096})
 
     monkeypatch.setattr(GgmlPrograms, "load", tiny)
     with Engine(engine()) as stub, Watch(stub) as watch:
@@ -92,7 +92,7 @@ def test_aggregates_do_not_depend_on_a_ring(monkeypatch: pytest.MonkeyPatch) -> 
     """C11: hits are counted in maps: none is missing however much was lost in rings."""
     load = GgmlPrograms.load
     every = dict.fromkeys(("ops", "events", "nodes", "ints"), 4096)
-    monkeypatch.setattr(GgmlPrograms, "load", lambda m="auto", *, btf_path=None: load(m, ring_bytes=every))
+    monkeypatch.setattr(GgmlPrograms, "load", lambda m="auto", **_: load(m, ring_bytes=every))
     with Engine(engine()) as stub, Watch(stub) as watch:
         reply = stub.order("run pos=0 out=0 us=0 times=100")
         counters = watch.snapshot().counters

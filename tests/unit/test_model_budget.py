@@ -291,6 +291,16 @@ def test_summing_stops_before_the_probes_go() -> None:
     assert not d.armed and d.bursts_cut == 0
 
 
+def test_graphs_that_are_walked_each_time_cost_more_than_their_hits() -> None:
+    """Engines without graph numbers, or with a new one for each graph: 700 nodes a token, 400 ns each."""
+    controller = Controller(BUDGET)
+    prices = Prices(1000, 2000, 1000, 0, walk_ns=400)
+    for i in range(300):
+        decision = controller.tick(i / 10, [Load("t", prices, busy_s=0.1, graph_hits=20, walked=7000)])["t"]
+    assert decision.spent["graph"] == pytest.approx(300 * (20 * 2e-6 + 7000 * 400e-9))
+    assert decision.level == Level.TOKEN and "alone cost" in decision.reason
+
+
 def test_a_target_that_ended_is_forgotten() -> None:
     """It takes nothing with it; a new one of that name starts anew (C20: bounded)."""
     controller = Controller(BUDGET)
