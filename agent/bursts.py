@@ -33,6 +33,8 @@ from .model.totals import CPU
 from .sumslots import SumSlots
 
 MAX_TRANSITIONS = 32
+LEAST_PAIRS = 4
+"""Bursts with tokens on both sides, from which on the measured slowdown is shown."""
 PATIENCE_S = 120.0
 """For so long the sums wait for a call to return whose first graphs are among them: the
 chunks of a long prompt are one call."""
@@ -230,7 +232,9 @@ class BurstDriver:
 
     def describe(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot with what the budget did, and what profiling cost."""
-        decision, overall = self._decision, self._loads.measured.overall()
+        decision, pairs = self._decision, self._loads.measured.pairs
+        # Fewer say nothing: with two, Student's t stretches the interval thirteen-fold.
+        overall = self._loads.measured.overall() if pairs >= LEAST_PAIRS else None
         estimate = decision.estimated_ratio if decision else None
         overhead: Overhead = dataclasses.replace(
             snapshot.overhead,
@@ -256,7 +260,16 @@ class BurstDriver:
             )
         notes = [*snapshot.notes, *self.notes]
         if overall is None:
-            notes.append("overhead: measured_ratio is null, it takes two bursts with tokens before and after")
-        elif estimate is not None and overall.disagrees(estimate):
+            notes.append(
+                f"overhead: measured_ratio is null, it takes {LEAST_PAIRS} bursts with tokens before and"
+                f" after, {pairs} were seen"
+            )
+        elif decision is not None and overall.disagrees(_op_ratio(decision)):
             notes.append("overhead: the estimate lies outside the measured interval, believe the measurement")
         return dataclasses.replace(snapshot, overhead=overhead, budget=budget, notes=tuple(notes))
+
+
+def _op_ratio(decision: Decision) -> float:
+    """The part of the estimate that is measured too: token and graph probes are always there."""
+    spent = decision.spent["op"] + decision.spent["cycle"]
+    return spent / decision.busy_s if decision.busy_s > 0 else 0.0
