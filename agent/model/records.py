@@ -71,7 +71,9 @@ CHUNK_INTS = 64
 
 #: Counters of ``enum stat`` that mean something was not recorded -> kind in ``lost``; and what
 #: the kernel itself counts, which is no part of the enumeration (case C66). Raw bytes are not
-#: among them: they only serve to choose the layout, and no figure lacks them afterwards.
+#: among them: they only serve to choose the layout, and no figure lacks them afterwards. Nor are
+#: executions that were not summed because another thread ran the same graph (slot_busy): they
+#: count as graphs that no burst met.
 LOST_STATS = {
     "lost_events": "events",
     "lost_ops": "ops",
@@ -83,7 +85,6 @@ LOST_STATS = {
     "fault_op": "fault_op",
     "fault_ints": "fault_ints",
     "map_full": "map_full",
-    "slot_busy": "slot_busy",
     "skipped_return": "skipped_return",
     "recursion_misses": "recursion_misses",
 }
