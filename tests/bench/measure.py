@@ -16,6 +16,9 @@ from .stats import Estimate, estimate, slowdown
 from .target import Target, Window
 from .watchers import Seen, WatchFailed, watching
 
+SETTLING = 2.6
+"""Seconds of decoding before a window of a row that works in periods."""
+
 Progress = Callable[[str], None]
 
 MOST_FAILURES = 2
@@ -152,6 +155,9 @@ def _watched(
             target.settle(threads)
             return target.window(threads, row.at_least), None, None, watcher.finish()
         target.rehearse(threads)
+        if row.at_least:
+            # The first burst follows attaching at once: begin in the middle of a period.
+            target.window(threads, SETTLING)
         before, begun = usage.cpu_ns(watcher.pid), time.monotonic()
         window = target.window(threads, row.at_least)
         wall = time.monotonic() - begun
