@@ -26,6 +26,7 @@ then token level (``levels.py``). Times are seconds of the caller's clock.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -47,6 +48,8 @@ __all__ = [
 
 #: Without activity for so long, a target idles.
 IDLE_S = 1.0
+#: So long a target is only watched whose first graphs are still to come.
+FIRST_LOOK_S = 0.25
 _GOLDEN = 0.6180339887498949
 _MAX_CORRECTION = 20.0
 
@@ -219,8 +222,11 @@ class Controller:
         if floor is not None and rate is not None and rate < floor * (1 + self._armed_slowdown(target)):
             target.activity = "waiting: token rate too close to its floor"
             return False
-        if now_s - target.first_seen_s < IDLE_S and not self._graph_cost(target):
-            return False  # a look at the workload before the first plan
+        # A look at the workload before the first plan; where nothing happens, the sooner we are
+        # armed the likelier we meet the first prompt.
+        look = IDLE_S if math.isfinite(target.rates.idle_s) else FIRST_LOOK_S
+        if now_s - target.first_seen_s < look and not self._graph_cost(target):
+            return False
         if now_s < target.next_at_s:
             target.activity = "waiting for the next period"
             return False

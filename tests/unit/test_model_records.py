@@ -63,5 +63,6 @@ def test_every_failure_counter_is_reported() -> None:
     kernels_own = {"recursion_misses"}
     assert set(records.LOST_STATS) - kernels_own | set(records.HIT_STATS) <= stats
     unreported = stats - set(records.LOST_STATS) - set(records.HIT_STATS)
-    # Not failures: hits rightly left out, raw bytes that only help to choose the layout, and work.
-    assert unreported == {"op_nested", "lost_raws", "walked"}
+    # Not failures: hits rightly left out, raw bytes that only help to choose the layout, graphs that
+    # were not summed (as most are not), and work.
+    assert unreported == {"op_nested", "lost_raws", "slot_busy", "walked"}
