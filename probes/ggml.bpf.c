@@ -102,7 +102,7 @@ struct counters {
 
 /* One ring per record size: user space decodes each in bulk. Sizes may be changed
  * before loading. */
-RING(events, 256 << 10);
+RING(events, 1 << 20);	/* a quarter second at 3,000 tokens/s */
 RING(ops, 4 << 20);
 RING(nodes, 4 << 20);
 RING(ints, 1 << 20);
