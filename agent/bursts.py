@@ -271,5 +271,5 @@ class BurstDriver:
 
 def _op_ratio(decision: Decision) -> float:
     """The part of the estimate that is measured too: token and graph probes are always there."""
-    spent = decision.spent["op"] + decision.spent["cycle"]
+    spent = sum(decision.spent.get(how, 0.0) for how in ("op", "cycle"))
     return spent / decision.busy_s if decision.busy_s > 0 else 0.0
