@@ -15,7 +15,7 @@ STATE = Path("/var/lib/profinferd")
 
 COLD = 1.5
 """An engine that reads its weights between two hits finds the kernel's lines gone: there a hit
-cost 1.36 times (one thread) and 1.67 times (two) what calibration finds (docs/benchmarks.md)."""
+cost 1.2 to 1.8 times what calibration finds, least with one thread (docs/benchmarks.md)."""
 
 
 def prices_here(
