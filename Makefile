@@ -11,18 +11,26 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 ROOMS := agent probes exporters
 # gcc and libc6-dev: the tests' small C programs; clang, llvm and libbpf-dev: the BPF objects.
-PACKAGES := gcc libc6-dev binutils clang llvm libbpf1 libbpf-dev python3 python3-venv
+# npm: the page of the HTML report, unless another Node.js is there.
+PACKAGES := gcc libc6-dev binutils clang llvm libbpf1 libbpf-dev python3 python3-venv \
+  $(if $(shell command -v npm),,nodejs npm)
 # --loader bcc; whatever kernel's headers will do.
 BCC_PACKAGES := python3-bpfcc linux-headers-$(shell dpkg --print-architecture 2>/dev/null)
-# What only tests need: files for arm64, which are read and never run, and mini-debuginfo.
-TEST_PACKAGES := gcc-aarch64-linux-gnu libc6-dev-arm64-cross xz-utils $(BCC_PACKAGES)
+# What only tests need: files for arm64, which are read and never run, mini-debuginfo, a browser,
+# drawings of graphs.
+TEST_PACKAGES := mesa-vulkan-drivers prometheus curl openssl gcc-aarch64-linux-gnu libc6-dev-arm64-cross xz-utils shellcheck chromium chromium-driver graphviz \
+  $(BCC_PACKAGES)
 
-.PHONY: help setup packages tree objects run test bench lint clean build
+# What booting whole machines needs.
+VM_PACKAGES := debootstrap qemu-system-x86 seabios ipxe-qemu e2fsprogs cpio podman buildah runc
+VM_PACKAGES += $(if $(filter arm64,$(ARCH)),qemu-system-arm qemu-user-static)
+
+.PHONY: help setup packages tree objects page run test vm bench lint clean build deb lock
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: packages $(VENV)/ready tree objects ## Install what is missing: system packages, .venv, BPF objects
+setup: packages $(VENV)/ready tree objects page ## Install what is missing: system packages, .venv, BPF objects, the page
 
 run: setup ## Profile a stock llama.cpp server with a real model, and clean up
 	@$(PYTHON) -m tests.engines.demo
@@ -31,21 +39,35 @@ test: PACKAGES += $(TEST_PACKAGES)
 test: setup lint ## Run every check and test, real eBPF included (as root)
 	@$(PYTHON) -m pytest
 
+vm: PACKAGES += $(VM_PACKAGES)
+vm: setup ## Boot Debian 12 and 13 in an emulator: package, service, other kernels; ARCH=arm64: on arm64
+	@$(PYTHON) -m pip install -qq --disable-pip-version-check "kubernetes-validate>=1.30"
+	@VM_ARCH="$(or $(ARCH),amd64)" $(PYTHON) -m pytest -v -s --durations=0 tests/vm $(if $(SUITE),-k $(SUITE))
+
 bench: PACKAGES += bpftrace $(BCC_PACKAGES)
-bench: setup ## Measure what watching costs, in 15 minutes; QUICK=1: in 3; ROWS="default all": only these
+bench: setup ## Measure what watching costs, in 22 minutes; QUICK=1: in 3; ROWS="default all": only these
 	@BENCH_COMMAND='make bench$(if $(QUICK), QUICK=1)$(if $(ROWS), ROWS="$(ROWS)")' \
 	  $(PYTHON) -m tests.bench $(if $(QUICK),--quick) $(if $(ROWS),--rows "$(ROWS)")
 
 lint: setup ## Check style (ruff) and types (mypy --strict)
 	@$(PYTHON) -m ruff check
 	@$(PYTHON) -m mypy
+	@cd exporters/html/page && { [ ! -d node_modules ] || npm run --silent check; }
 
 build: setup ## Build the wheel and the source distribution into dist/
 	@$(PYTHON) -m build --no-isolation
 
+deb: setup ## Build the Debian packages into dist/; SUITE=trixie, ARCH=arm64: only these
+	@for suite in $(or $(SUITE),bookworm trixie); do \
+	  $(PYTHON) deploy/deb/build.py --suite $$suite $(if $(ARCH),--arch $(ARCH)); done
+
+lock: setup ## Choose again which files of other projects the Debian packages bundle
+	@$(PYTHON) deploy/deb/lock.py
+
 clean: ## Remove everything that was built or fetched
 	@rm -rf $(VENV) .cache build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis profinferd.egg-info
-	@rm -f probes/*.bpf.o
+	@rm -f probes/*.bpf.o exporters/html/page.html
+	@rm -rf exporters/html/page/node_modules
 	@find $(ROOMS) tests -name __pycache__ -prune -exec rm -rf {} +
 
 # apt-get is asked only when something is missing.
@@ -68,6 +90,7 @@ $(VENV)/ready: pyproject.toml | packages
 	  print(*p["build-system"]["requires"], *p["project"]["dependencies"], \
 	  *p["project"]["optional-dependencies"]["dev"], sep="\n")' >$(VENV)/requirements.txt
 	@$(PYTHON) -m pip install -qq --disable-pip-version-check -r $(VENV)/requirements.txt
+	@$(PYTHON) -m pip install -qq --disable-pip-version-check --no-deps "mlc-chakra>=1.0,<2"
 	@touch $@
 
 # Imports and type checkers find the rooms under their package names in build/tree; metadata
@@ -85,3 +108,6 @@ build/tree/ready: pyproject.toml setup.py $(VENV)/ready
 
 objects: | packages
 	@$(SYSTEM_PYTHON) probes/build.py >/dev/null
+
+page: | packages
+	@$(SYSTEM_PYTHON) exporters/html/buildpage.py

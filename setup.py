@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pyproject.toml cannot say: the rooms as packages, and the BPF objects.
+"""What pyproject.toml cannot say: the rooms as packages, the BPF objects, and the report's page.
 
 The folders ``agent``, ``probes`` and ``exporters`` are the packages ``profinferd.agent``,
 ``profinferd.probes`` and ``profinferd.exporters``. Sub-packages are found, not listed, so
@@ -21,11 +21,11 @@ HERE = Path(__file__).resolve().parent
 ROOMS = ("agent", "probes", "exporters")
 
 
-def probes_build() -> ModuleType:
-    """``probes/build.py``, before anything of ours can be imported."""
-    spec = importlib.util.spec_from_file_location("probes_build", HERE / "probes" / "build.py")
+def builder_at(path: str) -> ModuleType:
+    """A file that builds something, before anything of ours can be imported."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, HERE / path)
     if spec is None or spec.loader is None:
-        raise ExecError("probes/build.py is not there")
+        raise ExecError(f"{path} is not there")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -42,24 +42,43 @@ class BuildBpf(Command):
     def finalize_options(self) -> None: ...
 
     def run(self) -> None:
-        builder = probes_build()
+        builder = builder_at("probes/build.py")
         try:
             builder.compile_all()
         except builder.BuildError as error:
             raise ExecError(str(error)) from None
 
 
-class Build(build):
-    """Objects first: build_py copies them as package data."""
+class BuildPage(Command):
+    """Bundles the page of the HTML report beside its sources."""
 
-    sub_commands = [("build_bpf", None), *build.sub_commands]  # noqa: RUF012
+    description = "build the page of the HTML report (needs npm unless it is there)"
+    user_options: list[tuple[str, str | None, str]] = []  # noqa: RUF012
+
+    def initialize_options(self) -> None: ...
+
+    def finalize_options(self) -> None: ...
+
+    def run(self) -> None:
+        builder = builder_at("exporters/html/buildpage.py")
+        try:
+            builder.build()
+        except builder.BuildError as error:
+            raise ExecError(str(error)) from None
+
+
+class Build(build):
+    """Objects and page first: build_py copies them as package data."""
+
+    sub_commands = [("build_bpf", None), ("build_page", None), *build.sub_commands]  # noqa: RUF012
 
 
 class Sdist(sdist):
-    """A source distribution holds the objects, so that installing it needs no clang."""
+    """A source distribution holds objects and page, so that installing it needs no clang and no npm."""
 
     def run(self) -> None:
         self.run_command("build_bpf")
+        self.run_command("build_page")
         super().run()
 
 
@@ -73,7 +92,9 @@ setup(
     include_package_data=False,  # what a wheel holds is what is said here, not MANIFEST.in
     package_data={
         "": ["py.typed"],
+        "profinferd.exporters": ["livepage.html"],
+        "profinferd.exporters.html": ["page.html"],
         "profinferd.probes": ["*.bpf.o", "*.yaml", "*.schema.json", "events.h", "bcc/*.c"],
     },
-    cmdclass={"build_bpf": BuildBpf, "build": Build, "sdist": Sdist},
+    cmdclass={"build_bpf": BuildBpf, "build_page": BuildPage, "build": Build, "sdist": Sdist},
 )

@@ -11,40 +11,66 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import mmap
+import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
+from typing import Any
 
-from . import pace
 from .bursts import BurstDriver, Probes
+from .callbook import CallBook
+from .callfigures import with_calls
+from .callwatch import CallWatch
+from .causes import CauseOptions, Causes, TargetCauses
 from .errors import MachineError, ProfinferError, TargetEnded, TargetError, UsageError
 from .kernel.check import returns_under_seccomp, seccomp_mode
 from .kernel.programs import Drained, GgmlPrograms, Probe
-from .model.budget import BudgetConfig, Prices
-from .model.records import Kind
+from .model.budget import BudgetConfig, Decision, Load, Prices
+from .model.graphwork import Mark
+from .model.records import LOST_STATS, Flag, Kind, Level, Records
 from .model.report import RATIOS_NULL
-from .model.session import Session
+from .model.session import Session, Settled
 from .model.snapshot import Snapshot
 from .model.tensors import Graph
+from .model.tokens import Phase
+from .pace import SETTLING, Pace
 from .prices import prices_here
 from .settle import LayoutSettler, layout_fields
+from .target.backendname import backend_name
 from .target.facts import FileInfo, HookSite, TargetInfo
 from .target.inspect import inspect_target, start_child
 from .target.layout import Layout
-from .target.process import Process, alive, engine_files_changed, executable_ids, open_process
-from .targetfacts import cpu_seconds, facts_for_model, thread_ids
+from .target.process import (
+    Process,
+    alive,
+    end_descriptor,
+    engine_files_changed,
+    executable_ids,
+    open_process,
+)
+from .targetfacts import cpu_seconds, facts_for_model
+from .tasks import gone, threads_of
+from .waking import Wakeup
+from .whys import WhyOptions, Whys
 
 Progress = Callable[[str], None]
 
 LOOK_SECONDS = 1.0
 """How often the target's mappings are looked at for libraries loaded since (case C02)."""
+TABLE_SECONDS = 0.01
+"""How often it is asked whether a library has given out its functions: they are called at once."""
 MAX_HELD_EVENTS = 1 << 14
 """Events kept until a live graph has confirmed the layout; the oldest fall out."""
 BUSY_SHARE = 0.5
 """Cores that a target uses while we attach, from which on it counts as computing."""
+KEPT_RINGS = {"events": 4 << 20, "ops": 8 << 20, "ints": 4 << 20}
+"""Sizes of rings where every record is kept. On a machine whose cores are all busy, we who give way may not
+run for seconds, and each record that finds no room is a hole in the file."""
+KEPT_ROOM = 8
+"""Times the usual size of the rings for waits, page faults and barriers, for the same reason."""
 LAYOUT = 0
 """Index in the map "layouts": one target, one layout."""
 
@@ -53,6 +79,25 @@ GROUPS = {"op": "ops", "graph": "graphs", "call": "calls"}
 
 SECCOMP_FILTER = 2
 """The mode of a sandboxed process in /proc/PID/status (design D13)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Where the programs watch other processes too, and somebody drives all attachments.
+
+    ``inspect`` looks into the process again. That somebody drains, calls :meth:`Attachment.observe`
+    and :meth:`Attachment.follow` for the budget, :meth:`Attachment.look` when code was mapped, and
+    keeps ``causes`` going.
+    """
+
+    inspect: Callable[[Process], TargetInfo]
+    calls: Callable[[], CallBook] | None = None
+    """Gives programs for calls that are described by data, asked for when there is something to see
+    (loading them takes the kernel 0.2 s); None: those are not watched."""
+    layout: Layout | None = None
+    """Chosen for the same files in another process, if it was."""
+    causes: Causes | None = None
+    """Scheduler and page faults, for all of them; None: not watched."""
 
 
 @dataclass(slots=True)
@@ -85,27 +130,45 @@ class Attachment:
         ops: str,
         config: BudgetConfig | None = None,
         prices: Prices | None = None,
+        shared: Shared | None = None,
+        causes: Causes | None = None,
     ) -> None:
+        self._shared = shared
         self.process = process
         self.info = info
         self.seen_anything = False
+        self.session_opened: list[Callable[[Session], None]] = []
+        """Told of the session before anything is fed to it."""
+        self.fed: list[Callable[[Drained, int], None]] = []
+        """Told of every drain that a session was fed with, and when (ns)."""
+        self.sinks: list[Callable[[Mapping[str, Records]], None]] = []
+        """Told of what each drain found besides events, by kind: sched_spans, page_faults, barriers."""
         self._programs = programs
+        self._causes = causes or (shared.causes if shared else None) or Causes()
+        self._target_causes: TargetCauses | None = None
         self._ops = ops
         self._config, self._prices = config, prices
         self._driver: BurstDriver | None = None
         self._session: Session | None = None
-        self._layout: Layout | None = None
+        self._layout: Layout | None = shared.layout if shared is not None else None
         self._settler = LayoutSettler(info.layouts, info.tables)
         self._held: deque[Drained] = deque()
         self._held_events = 0
         self._dropped_events = 0
         self._attached: set[tuple[str, int]] = set()
         self._known_code = info.seen
-        self._threads = frozenset(process.threads)
+        self._threads = set(process.threads)
         self._next_look = time.monotonic() + LOOK_SECONDS
-        self._pause, self._drained_at = pace.SETTLING, time.monotonic()
+        self._pace = Pace()
+        self._pause, self._drained_at = SETTLING, time.monotonic()
         self._begun_ns = time.monotonic_ns()
         self._final: Snapshot | None = None
+        self._calls: CallWatch | None = None
+        self._offloads = False  # other backends than the CPU compute
+        self._splits = False  # and their graphs are probed
+        self._call_options: dict[str, Any] | None = None
+        self._whys = Whys(process)
+        self._ended_fd: int | None = None  # readable when the process has ended
         self.attached = Attached(programs.method, None, True, 0.0, 0)
 
     @classmethod
@@ -118,11 +181,16 @@ class Attachment:
         budget: BudgetConfig | None = None,
         btf_path: str | None = None,
         loader: str = "libbpf",
+        why: WhyOptions | None = None,
+        causes: CauseOptions | None = None,
+        kept: bool = False,
         progress: Progress = lambda line: None,
     ) -> Attachment:
         """Attach to the process ``pid``.
 
         ``ops``: all (a record per kernel), sampled (in bursts, as ``budget`` allows) or off.
+
+        ``kept``: every record counts, and not only their sums: rings have more room.
 
         ``loader`` bcc does not sample. Raises TargetError, TargetEnded or MachineError; nothing is
         left attached then.
@@ -138,22 +206,31 @@ class Attachment:
         progress(f"looking into process {process.pid}")
         if loader == "bcc":
             progress("compiling the probes with BCC, which takes some seconds")
-        info, programs = _look_and_load(process, method, btf_path, loader, ops)
+        info, programs, loaded = _look_and_load(process, method, btf_path, loader, ops, causes, kept)
         try:
             # Before anything is attached: it may take seconds, once per machine.
             measured = ops != "off" and loader == "libbpf"
             mode = "sum" if ops == "sampled" else "trace"
             prices = prices_here(programs.method, mode, btf_path, progress) if measured else None
         except BaseException:
+            loaded.close()
             programs.close()
             info.close()
             raise
-        self = cls(process, info, programs, ops=ops, config=budget or BudgetConfig(), prices=prices)
+        config = budget or BudgetConfig()
+        self = cls(process, info, programs, ops=ops, config=config, prices=prices, causes=loaded)
         self.attached.notes += programs.notes
+        self._ended_fd = end_descriptor(process)
         try:
+            if loader == "libbpf":
+                self._call_options = {"method": method, "btf_path": btf_path}
+            if not self._has_levels:
+                self._look_at_calls(begun)
             self._attach_files(info.files)
             if not alive(process):
                 raise TargetEnded(f"process {process.pid} ended while probes were attached")
+            if why is not None:
+                self._whys = Whys(process, why, info, programs.method)
         except BaseException:
             self.close()
             raise
@@ -166,6 +243,123 @@ class Attachment:
             f"({self.attached.sites} sites, {programs.method})"
         )
         return self
+
+    @classmethod
+    def adopt(
+        cls,
+        process: Process,
+        info: TargetInfo,
+        programs: GgmlPrograms,
+        shared: Shared,
+        *,
+        ops: str,
+        config: BudgetConfig,
+        prices: Prices | None,
+    ) -> Attachment:
+        """Watch a process that was looked into, with programs that others use too. Errors as
+        :meth:`open`; ``programs`` and ``info`` are closed then."""
+        self = cls(process, info, programs, ops=ops, config=config, prices=prices, shared=shared)
+        if shared.calls is not None:
+            self._call_options = {"book": shared.calls}
+        try:
+            if not self._has_levels:
+                self._look_at_calls(time.monotonic())
+            self._attach_files(info.files)
+            if not alive(process):
+                raise TargetEnded(f"process {process.pid} ended while probes were attached")
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    @property
+    def _has_levels(self) -> bool:
+        """Whether tokens, graphs or operators can be seen, and not only calls described by data."""
+        return bool({"call", "graph", "op"} & set(self.info.levels))
+
+    @property
+    def _sees_graphs(self) -> bool:
+        """Whether graphs on the CPU can be seen: while they run, waits count."""
+        return any(hook.event == "LV_CPU" for file in self.info.files for hook in file.hooks)
+
+    def _look_at_calls(self, now: float) -> None:
+        """Watch calls that the catalogue describes by data (agent/callwatch.py).
+
+        Beside an engine with levels of its own only once a graph ran that the CPU did not compute
+        whole: the kernel takes 0.2 s to verify these programs, on the target's cores.
+        """
+        if self._offloads and not self._splits and self._attached:
+            self._splits = True
+            self._attach_splits()
+        if self._calls is not None:
+            self._calls.look(now, self.info)
+        elif self._has_levels and not self._offloads and CallWatch.offloading(self.info):
+            return
+        elif self._call_options is not None and CallWatch.wanted(self.info):
+            ratio = self._config.budget_ratio if self._config else 1.0
+            try:
+                free = self._free_for_calls
+                self._calls = CallWatch.open(self.info, budget=ratio, free=free, **self._call_options)
+            except ProfinferError as error:
+                if not self._has_levels:
+                    raise
+                self._call_options = None
+                self.attached.note(f"calls of {self.info.engine}'s backends are not watched: {error.what}")
+            else:
+                self.attached.sites += self._calls.sites
+
+    @property
+    def _free_for_calls(self) -> float:
+        """The part of the budget that is for calls described by data: what tokens and graphs leave over,
+        and half of that where operators are sampled."""
+        ratio = self._config.budget_ratio if self._config else 1.0
+        return ratio if self._driver is None else self._driver.free_ratio / 2
+
+    def _keep_calls(self, now: float) -> None:
+        """What watching calls costs stays within the budget, and the operators' account knows of it."""
+        if self._calls is not None:
+            cost = self._calls.keep(now, self._free_for_calls)
+            if self._driver is not None:
+                self._driver.engine_calls_s += cost
+
+    def _attach_splits(self) -> None:
+        """What is given to other backends than the CPU: from now on, for it costs two hits a split."""
+        failures: list[ProfinferError] = []
+        for file in self.info.files:
+            hooks = [h for h in file.hooks if h.event == "LV_BACKEND"]
+            if hooks and file.file_id in self._attached:
+                try:
+                    self.attached.sites += self._attach_hooks("graphs", file, hooks, failures)
+                except TargetEnded:
+                    return  # the caller asks whether it is alive
+                except MachineError as error:
+                    failures.append(error)
+        if failures:
+            self.attached.note(f"where operators run is not known: {failures[0].what}")
+
+    def _settled(self, done: Settled, phase: Phase, mark: Mark) -> None:
+        for root in done.call.graphs:
+            if root.level == Level.SCHED and not any(run.flags & Flag.SAME for run in root.inner):
+                self._offloads = True
+
+    def sample(self, prices: Prices) -> None:
+        """Begin to sample operators, where only prices were missing; what was counted goes on."""
+        if self._driver is not None:
+            return
+        self._ops, self._prices = "sampled", prices
+        for file in self.info.files:
+            if file.op_source is not None:
+                self.attached.op_source = self.attached.op_source or file.op_source
+                self.attached.complete = self.attached.complete and file.complete
+                self._attached.add(file.file_id)
+        if self.attached.op_source is not None:
+            self._driver = self._new_driver()
+        if self._session is not None:
+            self._session.target = facts_for_model(self.info, self._layout, self.attached)
+
+    def seen_since(self, begun_ns: int) -> None:
+        """From when on the process is seen: links that belong to its files may be older than we are."""
+        self._begun_ns = begun_ns
 
     # ---- attaching ----------------------------------------------------------------------
 
@@ -188,6 +382,7 @@ class Attachment:
                 else:
                     done += self._attach_hooks(group, file, some, failures)
             if done:
+                self._causes.attach_barriers(file, self.process.pid)
                 self._attached.add(file.file_id)
                 self.attached.sites += done
                 if file.op_source is not None and self._ops != "off":
@@ -197,7 +392,12 @@ class Attachment:
             self._driver = self._new_driver()
         # Only now: a graph whose operators have no probes (yet) would look uncovered.
         self._set_mode()
-        if not self._attached:
+        if self._target_causes is None:
+            self._target_causes = TargetCauses(self._causes, self.process, self.sinks)
+        if not self._attached and self._calls is None:
+            self._offloads = True  # calls may be all that there is
+            self._look_at_calls(time.monotonic())
+        if not self._attached and self._calls is None:
             raise (
                 failures[0]
                 if failures
@@ -232,9 +432,9 @@ class Attachment:
         return done
 
     def _wanted(self, hook: HookSite) -> bool:
-        # Splits on other backends are not looked at yet; a CPU split is an LV_CPU graph.
+        # A CPU split is an LV_CPU graph; splits on other backends are looked at once there are some.
         if hook.event == "LV_BACKEND":
-            return False
+            return self._splits
         return self._ops != "off" or hook.level != "op"
 
     def _attach_hooks(
@@ -284,43 +484,119 @@ class Attachment:
             if time.monotonic() >= until:
                 return
 
+    def wait(self, timeout_s: float, wakeup: Wakeup | None = None) -> None:
+        """Sleep until the rings are to be drained and drain them once; only sleep, if ``timeout_s``
+        is over first, ``wakeup`` is rung, or the process has ended: for a caller that looks in
+        between whether to go on."""
+        due = self._drained_at + self._pause
+        now = time.monotonic()
+        if now < due:
+            pause = min(due - now, timeout_s)
+            if wakeup is None:
+                time.sleep(pause)
+            else:
+                wakeup.sleep(pause, () if self._ended_fd is None else (self._ended_fd,))
+            if time.monotonic() < due:
+                return
+        self._drain()
+
     def _drain(self) -> None:
-        fill, before, self._drained_at = self._programs.fill(), self._drained_at, time.monotonic()
+        fill = max(self._programs.fill(), self._causes.fill())
+        before, self._drained_at = self._drained_at, time.monotonic()
         drained = self._programs.drain()
+        self._drain_causes()
         if self._layout is None and "graph" in self.info.levels:
             self._settle(drained)
         else:
             # Without graphs there is no layout to wait for.
-            self._session = self._session or self._open_session(None)
+            self._session = self._session or self._open_session(self._layout)
             self._feed(self._session, drained)
+        if self._calls is not None and not self.seen_anything:
+            self.seen_anything = self._calls.seen()
         now = time.monotonic()
+        if self._shared is not None:
+            return
+        self._keep_calls(now)
         if self._driver is not None:
             with contextlib.suppress(TargetEnded):  # the caller asks whether it is alive
                 self._driver.tick(now)
+        self._whys.tick(now)
         if now >= self._next_look:
             self._next_look = now + LOOK_SECONDS
-            self._look_for_libraries()
-            self._sweep()
-        self._pause = pace.pause(
+            self.look()
+            self.sweep()
+            self._look_at_calls(now)
+        self._pause = self._pace.pause(
             self._drained_at - before,
             fill,
             settling=self._layout is None,
-            in_burst=self._driver is not None and self._driver.armed,
+            burst_s=self.burst_left_s,
         )
+        if self._look_for_table():
+            self._pause = min(self._pause, TABLE_SECONDS)
+
+    def _look_for_table(self) -> bool:
+        """Probe functions as soon as the process asks for them; whether some are still to come."""
+        if self._calls is None or not self._calls.awaits_table(self.info):
+            return False
+        if self._calls.table_was_given():
+            self.look(again=True)
+        return True
+
+    def observe(self, now_s: float) -> Load | None:
+        """What the budget's controller has to know; None: there is nothing for it to decide."""
+        if self._shared is not None:
+            self._look_for_table()
+            self._look_at_calls(now_s)
+            self._keep_calls(now_s)
+        return None if self._driver is None else self._driver.observe(now_s)
+
+    def follow(self, decision: Decision, now_s: float) -> None:
+        """Do as the controller says."""
+        if self._driver is not None:
+            with contextlib.suppress(TargetEnded):
+                self._driver.follow(decision, now_s)
+
+    @property
+    def settling(self) -> bool:
+        """Whether the layout is still to be chosen: every graph is sent in full meanwhile."""
+        return self._layout is None and "graph" in self.info.levels
+
+    @property
+    def layout(self) -> Layout | None:
+        """The layout by which its graphs are read; None while none was chosen."""
+        return self._layout
+
+    @property
+    def burst_left_s(self) -> float | None:
+        """How long probes stay that are there for a short time only, None when there are none."""
+        if self._calls is not None and self._calls.hurried:
+            return 0.0
+        return None if self._driver is None else self._driver.left_s
+
+    def _drain_causes(self) -> None:
+        """After the events: a call is told with every wait in it."""
+        if self._shared is None:
+            self._causes.pump()
 
     def _settle(self, drained: Drained) -> None:
         """Before the layout is chosen: hold the records, look at the snapshots."""
         self._hold(drained)
         layout = self._settler.look(drained.raws)
-        if layout is None:
-            return
+        if layout is not None:
+            self.settle_on(layout)
+
+    def settle_on(self, layout: Layout) -> None:
+        """This is the layout: a live graph fits it, of this process or of one with the same files."""
         if layout != self._settler.assumed:
             # What was read so far was read at wrong places.
             self._programs.forget_graphs()
             if self._driver is not None:
                 self._driver.forget()
             self._held = deque(_calls_only(one) for one in self._held)
-        self._programs.set_layout(LAYOUT, layout_fields(layout, self.info.tables, chosen=True))
+        fields = layout_fields(layout, self.info.tables, chosen=True)
+        self._programs.set_layout(LAYOUT, fields)
+        self._whys.set_layout(fields)
         self._layout = layout
         if self._session is None:
             self._session = self._open_session(layout)
@@ -348,19 +624,23 @@ class Attachment:
 
     def _feed(self, session: Session, drained: Drained) -> None:
         self.seen_anything |= len(drained.events) > 0
-        session.feed(drained.events, drained.ops, drained.nodes, drained.ints, now_ns=time.monotonic_ns())
+        now_ns = time.monotonic_ns()
+        session.feed(drained.events, drained.ops, drained.nodes, drained.ints, now_ns=now_ns)
+        for listener in self.fed:
+            listener(drained, now_ns)
         for tgid, hash_ in session.take_confirmed():
             self._programs.confirm(tgid, hash_)
         for tgid, hash_ in session.take_resend():
             self._programs.resend(tgid, hash_)
 
-    def _look_for_libraries(self) -> None:
-        """Attach to engine libraries that were loaded since the last look (case C02)."""
-        if not engine_files_changed(self.process, self._known_code):
+    def look(self, *, again: bool = False) -> None:
+        """Attach to engine libraries that were loaded since the last look (case C02); ``again``: and
+        to functions of the same libraries."""
+        if not again and not engine_files_changed(self.process, self._known_code):
             return
         try:
             self._known_code = executable_ids(self.process.pid)
-            info = inspect_target(self.process)
+            info = self._shared.inspect(self.process) if self._shared else inspect_target(self.process)
         except TargetEnded:
             return  # the caller asks whether it is alive
         except ProfinferError as error:
@@ -372,6 +652,8 @@ class Attachment:
         if self._layout is None:
             self._settler = LayoutSettler(info.layouts, info.tables)
         try:
+            if self._calls is not None:
+                self._calls.add(info)
             self._attach_files(info.files)
         except TargetEnded:
             return
@@ -380,15 +662,18 @@ class Attachment:
         if self._session is not None:
             self._session.target = facts_for_model(info, self._layout, self.attached)
 
-    def _sweep(self) -> None:
+    def sweep(self) -> None:
         """What threads that are gone left open never returns (case C21).
 
         The kernel says so itself where the exit of threads is watched; this is for the rest.
         """
-        threads = thread_ids(self.process)
-        gone, self._threads = self._threads - threads, threads
-        if gone and self._session is not None:
-            self._session.sweep(gone, time.monotonic_ns())
+        threads = threads_of(self.process.pid)
+        if self._shared is None:
+            self._causes.tick(time.monotonic())
+        ended = gone(self.process.pid, self._threads, threads)
+        self._threads = threads | self._threads.difference(ended)
+        if ended and self._session is not None:
+            self._session.sweep(ended, time.monotonic_ns())
 
     def alive(self) -> bool:
         """Whether the target still runs (and is not another process with its pid)."""
@@ -404,7 +689,8 @@ class Attachment:
             return self._final
         session = self._session or self._unsettled()
         stats: dict[str, float] = {**self._programs.stats()}
-        stats["recursion_misses"] = sum(self._programs.recursion_misses().values())
+        if misses := self._programs.recursion_misses():  # a kernel that does not count them has none
+            stats["recursion_misses"] = sum(misses.values())
         if self._prices is not None:
             stats["ns_per_hit"] = self._prices.op_ns
         snapshot = session.snapshot(time.monotonic_ns(), stats)
@@ -413,10 +699,15 @@ class Attachment:
             # A session before the first graph does not know that it will be sampled.
             kept = tuple(note for note in snapshot.notes if note != RATIOS_NULL)
             snapshot = dataclasses.replace(snapshot, notes=kept)
+        if self._target_causes is not None:
+            snapshot = self._target_causes.describe(snapshot, graphs=self._sees_graphs)
         notes = [*self.info.notes, *self.attached.notes]
         if self._layout is None and self._settler.reason is not None:
             notes.append(f"graphs: none could be read yet, {self._settler.reason}")
-        return dataclasses.replace(snapshot, notes=(*notes, *snapshot.notes))
+        if self._calls is not None:
+            snapshot = with_calls(snapshot, self._calls.figures(), alone=not self._has_levels)
+            self.seen_anything |= self._calls.seen()
+        return self._whys.describe(dataclasses.replace(snapshot, notes=(*notes, *snapshot.notes)))
 
     def _new_driver(self) -> BurstDriver:
         if self._config is None or self._prices is None:
@@ -427,10 +718,33 @@ class Attachment:
             driver.bind(self._session)
         return driver
 
+    def losses(self) -> dict[str, int]:
+        """What was lost so far, by kind; cheap enough for every poll."""
+        stats = self._programs.stats()
+        kinds = dict(self._session.losses.kinds) if self._session is not None else {}
+        for name, kind in LOST_STATS.items():
+            kinds[kind] = max(kinds.get(kind, 0), stats.get(name, 0))
+        return {**kinds, **self._causes.lost()}
+
+    @property
+    def begun_ns(self) -> int:
+        """When everything was attached, on the records' clock."""
+        return self._begun_ns
+
+    def new_session(self) -> Session:
+        """One like that which is fed, empty: for what was recorded to be played through."""
+        return self._new_session(self._layout)
+
     def _open_session(self, layout: Layout | None) -> Session:
         session = self._new_session(layout)
+        session.listeners.append(self._settled)
+        session.work.namer = lambda address: backend_name(self.process.pid, address)
+        for listener in self.session_opened:
+            listener(session)
         if self._driver is not None:
             self._driver.bind(session)
+        if self._target_causes is not None:
+            self._target_causes.bind(session)
         return session
 
     def _new_session(self, layout: Layout | None) -> Session:
@@ -451,14 +765,31 @@ class Attachment:
                 if self._driver is not None:
                     self._driver.stop()
                 if self._session is not None:
-                    self._feed(self._session, self._programs.drain())
+                    drained = self._programs.drain()
+                    self._drain_causes()
+                    self._feed(self._session, drained)
                     self._session.finish(time.monotonic_ns())
+                if self._target_causes is not None:
+                    self._target_causes.finish()
                 if self._driver is not None:
                     self._driver.finish()
                 self._final = self.snapshot()
             finally:
+                if self._calls is not None:
+                    self._calls.close()
+                if self._target_causes is not None:
+                    self._target_causes.close()
+                if self._shared is None:
+                    self._causes.close()
                 self._programs.close()
                 self.info.close()
+                if self._ended_fd is not None:
+                    os.close(self._ended_fd)
+                    self._ended_fd = None
+                if self._final is None:
+                    self._whys.close()
+                else:
+                    self._final = self._whys.finish(self._final)
 
     def __enter__(self) -> Attachment:
         return self
@@ -470,8 +801,14 @@ class Attachment:
 
 
 def _look_and_load(
-    process: Process, method: str, btf_path: str | None, loader: str, ops: str
-) -> tuple[TargetInfo, GgmlPrograms]:
+    process: Process,
+    method: str,
+    btf_path: str | None,
+    loader: str,
+    ops: str,
+    causes: CauseOptions | None,
+    kept: bool,
+) -> tuple[TargetInfo, GgmlPrograms, Causes]:
     """Look into the target while the kernel verifies the programs: both take a tenth of a second."""
     kind: type[GgmlPrograms] = GgmlPrograms
     if loader == "bcc":
@@ -479,18 +816,32 @@ def _look_and_load(
 
         kind = BccPrograms
     # Only a full trace has records for every kernel; a ring counts twice in our memory.
-    rings = {} if ops == "all" else {"ops": mmap.PAGESIZE}
+    rings = dict(KEPT_RINGS) if kept else {}
+    if ops != "all":
+        rings["ops"] = mmap.PAGESIZE
+    if kept:
+        causes = dataclasses.replace(causes or CauseOptions(), room=KEPT_ROOM)
+
+    def load() -> tuple[GgmlPrograms, Causes]:
+        programs = kind.load(method, btf_path=btf_path, ring_bytes=rings)
+        try:
+            return programs, Causes.load(programs, causes, btf_path)
+        except BaseException:
+            programs.close()
+            raise
+
     child = start_child()
     with ThreadPoolExecutor(1) as pool:
-        loading = pool.submit(kind.load, method, btf_path=btf_path, ring_bytes=rings)
+        loading = pool.submit(load)
         try:
             info = inspect_target(process, child=child)
         except BaseException:
             if loading.exception() is None:
-                loading.result().close()
+                for part in reversed(loading.result()):
+                    part.close()
             raise
         try:
-            return info, loading.result()
+            return info, *loading.result()
         except BaseException:
             info.close()
             raise

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from .burstload import LoadMaker
 from .errors import ProfinferError, TargetEnded
 from .kernel.programs import GgmlPrograms
-from .model.budget import BudgetConfig, Controller, Decision, Level, Prices
+from .model.budget import BudgetConfig, Controller, Decision, Level, Load, Prices
 from .model.sampled import SampledOps
 from .model.session import Session
 from .model.snapshot import Budget, Overhead, Snapshot, Transition
@@ -90,6 +90,8 @@ class BurstDriver:
         self._pool = ThreadPoolExecutor(1, "disarm")
         self._leaving: Future[int] | None = None
         self.notes: list[str] = []
+        self.engine_calls_s = 0.0
+        """Cost of probes on calls that are described by data, which others put there, since the last tick."""
         self._mode()
 
     def bind(self, session: Session) -> None:
@@ -99,13 +101,30 @@ class BurstDriver:
 
     @property
     def armed(self) -> bool:
-        """Whether a burst is on: it ends with a tick, so ticks should not be far apart."""
+        """Whether a burst is on."""
         return self._state.armed
+
+    @property
+    def left_s(self) -> float | None:
+        """How long a burst will go on, None without one: it ends with a tick, so the next one should
+        not come later than that."""
+        decision = self._decision
+        return None if decision is None or not self._state.armed else decision.burst_left_s or 0.0
+
+    @property
+    def free_ratio(self) -> float:
+        """What probes on tokens and graphs leave over of the budget."""
+        return self._config.budget_ratio if self._decision is None else self._decision.free_ratio
 
     # ---- each tick ----------------------------------------------------------------------
 
     def tick(self, now_s: float) -> None:
-        """Decide and act."""
+        """Decide and act, alone on this machine."""
+        load = self.observe(now_s)
+        self.follow(self._controller.tick(now_s, [load])[load.target], now_s)
+
+    def observe(self, now_s: float) -> Load:
+        """What the controller has to know: first half of a tick where several targets share one."""
         if self._begun is None:
             self._begun = now_s
         if self._leaving is not None and self._leaving.done():
@@ -114,6 +133,7 @@ class BurstDriver:
         self._sampled.flush()
         for ran in fresh:
             self._slots.ran(ran)
+        cost, self.engine_calls_s = self.engine_calls_s, 0.0
         load = self._loads.make(
             self._session,
             fresh,
@@ -121,11 +141,15 @@ class BurstDriver:
             summing=len(self._programs.owned_slots()) if self._state.armed else 0,
             graphs_seen="graphs" in self._state.groups,
         )
-        decision = self._controller.tick(now_s, [load])[load.target]
+        return dataclasses.replace(load, engine_calls_s=cost)
+
+    def follow(self, decision: Decision, now_s: float) -> None:
+        """Do as the controller says: the other half."""
         self._decision = decision
+        begun = now_s if self._begun is None else self._begun
         for change in decision.transitions:
             before, after = change.before.name.lower(), change.after.name.lower()
-            self._transitions.append(Transition(change.at_s - self._begun, before, after, change.reason))
+            self._transitions.append(Transition(change.at_s - begun, before, after, change.reason))
             self._changes[after] += 1
         self._read_when_all_is_known(now_s)
         self._apply(decision, now_s)
@@ -157,6 +181,8 @@ class BurstDriver:
             if decision.level < least and group in state.groups:
                 state.groups.discard(group)
                 self._probes.detach(group)
+                if group == "graphs":
+                    self._programs.stop_clock(self._tgid)
             elif decision.level >= least and group not in state.groups:
                 state.groups.add(group)
                 self._probes.attach(group)

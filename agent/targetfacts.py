@@ -50,11 +50,3 @@ def cpu_seconds(process: Process) -> float:
     except (FileNotFoundError, ProcessLookupError):
         return 0.0
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def thread_ids(process: Process) -> frozenset[int]:
-    """The threads that there are now; none when it is gone."""
-    try:
-        return frozenset(int(name) for name in os.listdir(f"/proc/{process.pid}/task"))
-    except (FileNotFoundError, ProcessLookupError):
-        return frozenset()

@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
-import importlib.metadata
+import functools
 
 
+@functools.cache
 def version() -> str:
     """The installed version; ``0+unknown`` when run from files that were never installed."""
+    # Loads the modules of mail and archives, which nothing else here needs.
+    import importlib.metadata
+
     try:
         return importlib.metadata.version("profinferd")
     except importlib.metadata.PackageNotFoundError:

@@ -27,14 +27,15 @@ def dumps(document: Mapping[str, object]) -> str:
     parts = []
     for key, value in document.items():
         if isinstance(value, Sequence) and not isinstance(value, str) and value:
-            items = ",\n  ".join(_one(item) for item in value)
-            parts.append(f" {_one(key)}: [\n  {items}\n ]")
+            items = ",\n  ".join(one(item) for item in value)
+            parts.append(f" {one(key)}: [\n  {items}\n ]")
         else:
-            parts.append(f" {_one(key)}: {_one(value)}")
+            parts.append(f" {one(key)}: {one(value)}")
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
-def _one(value: object) -> str:
+def one(value: object) -> str:
+    """One value in strict JSON, on one line."""
     return json.dumps(_plain(value), ensure_ascii=True, allow_nan=False)
 
 

@@ -38,12 +38,14 @@ class Source(enum.StrEnum):
     GRAPH = "graph level"
     OP = "op level"
     SELF = "profinferd itself"
+    CALLS = "an engine described by data"
     SAMPLING = "sampled op level and budget"
     KERNEL = "kernel events"
     CALIBRATION = "calibration"
+    COUNTERS = "--counters"
 
 
-EXPORTED = frozenset({Source.TOKEN, Source.GRAPH, Source.OP, Source.SELF, Source.SAMPLING})
+EXPORTED = frozenset(Source)
 """Sources that this version has. The other names are reserved: they are spelled here so
 that they cannot be given another meaning, and are absent from every scrape."""
 
@@ -72,6 +74,8 @@ class Metric:
 _T = ("target",)
 _CALL = ("target", "phase", "status")
 _GRAPH = ("target", "phase", "backend")
+_ENGINE_CALL = ("target", "engine", "call", "kind", "state", "status")
+_PROGRAM = ("target", "program")
 _OP = ("target", "op", "dtype", "role", "phase", "backend")
 
 
@@ -112,6 +116,35 @@ METRICS: tuple[Metric, ...] = (
              "Floating point operations by shape and type (nominal, not counted by hardware)."),
     _counter("op_bytes", "bytes", _OP, Source.OP,
              "Bytes of tensor rows touched, by shape and type (nominal, not counted by hardware)."),
+    _counter("engine_calls", "calls", _ENGINE_CALL, Source.CALLS,
+             "Calls of functions that the catalogue describes (PJRT, CUDA, a device's backend). state: "
+             "outermost, inner (part of another's time), recorded (run later, as a graph), overflow."),
+    _counter("engine_call_seconds", "seconds", _ENGINE_CALL, Source.CALLS,
+             "Time of the calling thread inside them; of a compute call, until the work is handed over."),
+    _counter("engine_completions", "calls", _ENGINE_CALL, Source.CALLS,
+             "Calls that were seen to be done, by an event or a wait."),
+    _counter("engine_completion_seconds", "seconds", _ENGINE_CALL, Source.CALLS,
+             "From the call to then, of those calls."),
+    _counter("engine_call_unwatched_seconds", "seconds", ("target", "engine", "call"), Source.CALLS,
+             "Time in which calls of this name were not watched because they came too often for the budget; "
+             "what came then is in no other figure."),
+    _counter("offload_seconds", "seconds", ("target", "part", "backend", "where"), Source.CALLS,
+             "Time with several backends by part (compute on the CPU, handover, wait, copy), inside calls "
+             "and between them."),
+    _counter("placed_ops", "kernels", ("target", "op", "dtype", "backend", "phase"), Source.CALLS,
+             "Operators that were given to each backend, once something was offloaded."),
+    _counter("program_compiles", "compiles", _PROGRAM, Source.CALLS, "Times that a program was compiled."),
+    _counter("program_compile_seconds", "seconds", _PROGRAM, Source.CALLS, "Time that this took."),
+    _counter("program_executions", "executions", _PROGRAM, Source.CALLS, "Times that it was run."),
+    _counter("program_dispatch_seconds", "seconds", _PROGRAM, Source.CALLS,
+             "Time of the calling thread in these runs: until the work is handed over."),
+    _counter("program_completions", "executions", _PROGRAM, Source.CALLS,
+             "Runs that were seen to be done."),
+    _counter("program_completion_seconds", "seconds", _PROGRAM, Source.CALLS,
+             "From the run's call to then, of those runs."),
+    _counter("program_errors", "errors", _PROGRAM, Source.CALLS, "Calls about it that failed."),
+    _counter("program_bytes", "bytes", ("target", "program", "direction"), Source.CALLS,
+             "Host buffers that it took first (in), and its results that were copied to the host (out)."),
     _counter("probe_hits", "hits", ("target", "level"), Source.SELF, "Probe hits in the target."),
     _counter("lost_records", "records", ("target", "kind"), Source.SELF,
              "Records that found no room on their way; figures that come from them are too low."),
@@ -127,6 +160,21 @@ METRICS: tuple[Metric, ...] = (
            "1 while the target is profiled, 0 when it is not; the reason says why."),
     _gauge("probe_state", "", ("target", "level", "reason"), Source.SELF,
            "1 while the probes of this level see everything they should, 0 when they do not."),
+    _gauge("daemon_targets", "processes", ("state",), Source.SELF,
+           "Processes with an engine that the daemon knows, by what it does about them."),
+    _gauge("daemon_open_files", "descriptors", (), Source.SELF, "Descriptors that the daemon has open."),
+    _gauge("daemon_threads", "threads", (), Source.SELF, "Threads of the daemon."),
+    _gauge("daemon_resident_bytes", "bytes", (), Source.SELF, "Resident memory of the daemon."),
+    _counter("daemon_cpu_seconds", "seconds", (), Source.SELF,
+             "CPU time of the daemon, its short-lived children included."),
+    _counter("daemon_foreign_events", "events", (), Source.SELF,
+             "Events of processes that are not watched, seen at probes that belong to a file."),
+    _counter("daemon_announcements_lost", "records", (), Source.SELF,
+             "Announcements of new code that the kernel could not keep; all processes were looked at."),
+    _counter("daemon_recursion_misses", "misses", ("program",), Source.SELF,
+             "Runs of a program of the daemon that the kernel skipped: they are in no other figure."),
+    _gauge("daemon_map_entries", "entries", ("map",), Source.SELF,
+           "Entries in the maps that the kernel side shares with the daemon, where they are counted."),
     _gauge("build_info", "", ("version",), Source.SELF, "Always 1; the version of profinferd."),
     _gauge("budget_state", "", ("target", "reason"), Source.SAMPLING,
            "1 while the whole wanted level of detail fits the budget, 0 while levels are shed: for the "
@@ -142,19 +190,21 @@ METRICS: tuple[Metric, ...] = (
            "What op probes cost it until now as its own tokens show: mean, and low and high end of a 95 % "
            "interval. Compare with how op and cycle of overhead_seconds_total."),
     _counter("page_faults", "faults", ("target", "kind", "mapping"), Source.KERNEL,
-             "Page faults of the target's threads, by what the page belongs to."),
+             "Page faults of the target's threads, by what the page belongs to. A fault is not a page: the "
+             "kernel maps neighbours along."),
     _counter("sched_wait_seconds", "seconds", ("target", "cause"), Source.KERNEL,
-             "Time that the target's threads were ready or blocked and did not run."),
+             "Time that compute threads of the target were ready or blocked and did not run while a graph "
+             "ran, all threads together."),
     _counter("preemptions", "preemptions", _T, Source.KERNEL,
-             "Times that a thread of the target lost its CPU while it could run."),
-    _counter("hardware_events", "events", ("target", "event"), Source.KERNEL,
-             "Hardware or software performance events of the target."),
+             "Times that a compute thread of the target lost its CPU although it could run, in a graph."),
+    _counter("hardware_events", "events", ("target", "event"), Source.COUNTERS,
+             "Performance events of the target's threads, scaled where they took turns."),
     _gauge("model_resident_bytes", "bytes", _T, Source.KERNEL,
            "Bytes of the model file that are in memory."),
     _gauge("machine_memory_bandwidth_bytes_per_second", "bytes/second", (), Source.CALIBRATION,
-           "Memory bandwidth that this machine reached when it was measured."),
+           "Memory bandwidth that this machine reached when it was measured: reading, all CPUs."),
     _gauge("machine_flops_per_second", "operations/second", (), Source.CALIBRATION,
-           "Floating point rate that this machine reached when it was measured."),
+           "Floating point rate that this machine reached when it was measured: float32, all CPUs."),
 )  # fmt: skip
 
 _BY_NAME = {metric.name: metric for metric in METRICS}

@@ -20,8 +20,9 @@ from rich.text import Text
 
 from ..agent.model.latency import Summary
 from ..agent.model.snapshot import Budget, Overhead, Snapshot
-from . import text
+from . import calltable, text
 from .summary import OpRow, PhaseOps, coverage, failed_calls, phase_ops, rates
+from .verdicts import verdict_lines
 
 WIDE = 118
 """From this width on, the table has its additional columns."""
@@ -72,14 +73,21 @@ class TableExporter:
         """The same for a rich console (the live view)."""
         sections = phase_ops(snapshot)
         shown = sorted(sections, key=lambda s: -(s.seconds or 0.0))[:SECTIONS]
-        parts: list[RenderableType] = [self._header(snapshot), *self._empty_line(), self._speed(snapshot)]
+        parts: list[RenderableType] = [self._header(snapshot)]
+        if not calltable.only_calls(snapshot):
+            parts += [*self._empty_line(), self._speed(snapshot)]
         rows = ROWS
         if self._height is not None:
             shown = shown[:1]
             rows = max(1, self._height - self._lines(snapshot, shown))
         for section in (s for s in sections if s in shown):
             parts += [Text(), *self._ops(section, rows)]
+        if self._height is None or calltable.only_calls(snapshot):
+            most = calltable.ROWS if self._height is None else rows // 2
+            parts += calltable.sections(snapshot, self._width, most)
         parts += [Text(), self._footer(snapshot)]
+        if snapshot.verdicts and self._height is None:
+            parts += [Text(), *verdict_lines(snapshot.verdicts)]
         return Group(*parts)
 
     def _lines(self, snapshot: Snapshot, shown: Sequence[PhaseOps]) -> int:
@@ -240,9 +248,10 @@ class TableExporter:
     def _footer(self, snapshot: Snapshot) -> RenderableType:
         line = Text()
         covered = coverage(snapshot)
-        line.append("graph coverage ", "dim")
+        if not calltable.only_calls(snapshot):
+            line.append("graph coverage ", "dim")
         if covered is None:
-            line.append(text.MISSING)
+            line.append("" if calltable.only_calls(snapshot) else text.MISSING)
         else:
             line.append(text.percent(math.floor(covered.ratio * 1000) / 1000))
             if covered.worst:
@@ -253,7 +262,8 @@ class TableExporter:
             else:
                 line.append(", 0 uncovered")
         lost = snapshot.lost
-        line.append("  lost ", "dim").append(text.count(lost.total), "bold red" if lost.total else "")
+        gap = "" if calltable.only_calls(snapshot) else "  "
+        line.append(f"{gap}lost ", "dim").append(text.count(lost.total), "bold red" if lost.total else "")
         if lost.total:
             kinds = ", ".join(f"{_name(k)} {text.count(n)}" for k, n in sorted(lost.by_kind.items()) if n)
             line.append(f" ({kinds})")

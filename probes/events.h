@@ -87,7 +87,7 @@ struct event {
 				 * 0: none (and where its begin was not seen) */
 };
 
-/* ---- ring "ops": one per executed kernel on thread 0 -------------------- */
+/* ---- ring "ops": op_batch; one op_hit per executed kernel on thread 0 -------------------- */
 
 enum op_flag {
 	OP_FUSED = 1u << 31,	/* this node and the next ran as one kernel */
@@ -98,6 +98,16 @@ struct op_hit {
 	__u64 ts;
 	__u32 seq;		/* of the LV_CPU graph execution */
 	__u32 node;		/* index in that graph | enum op_flag */
+};
+
+/* A ring's record holds several: in an engine at work, where caches are cold, a record of its own
+ * costs a hit more than all the rest of the program. */
+#define OP_BATCH 16
+
+struct op_batch {
+	__u32 count;		/* of the hits, those that are used */
+	__u32 seq;		/* theirs */
+	struct op_hit hit[OP_BATCH];
 };
 
 /* ---- ring "nodes": descriptors of a graph not seen before ---------------- */
@@ -117,6 +127,8 @@ struct node_desc {
 	__u32 op;
 	__u32 flags;		/* ggml_tensor.flags */
 	__u32 fault;		/* 1: the tensor could not be read, other fields are unknown */
+	__u32 tgid;
+	__u32 reserved;
 	__s64 ne[4];
 	__u64 nb[4];
 	__s32 op_params[OP_PARAM_WORDS];
@@ -145,6 +157,8 @@ struct int_chunk {
 	__u16 what;		/* enum chunk_what */
 	__u16 count;
 	__u32 offset;
+	__u32 tgid;
+	__u32 reserved;
 	__s32 value[CHUNK_INTS];
 };
 
@@ -197,12 +211,26 @@ enum op_mode {
 	OPS_SUM = 2,		/* sums per node, where the graph has a slot; no records */
 };
 
+enum target_flag {
+	TG_IGNORED = 1 << 0,	/* not to be looked at, whatever links say */
+	TG_NO_CALLS = 1 << 1,	/* these levels are shed, though others need the links */
+	TG_NO_GRAPHS = 1 << 2,
+	TG_TEMPLATE = 1 << 3,	/* map "templates": there is one */
+};
+
 struct target {
 	__u32 layout;		/* index into "layouts" */
 	__u32 mode;		/* enum op_mode, for graphs that begin from now on */
 	__u32 epoch;		/* changes whenever op probes were taken away */
+	__u32 flags;		/* enum target_flag */
+	__u32 generation;	/* changes whenever returns may have been missed */
 	__u32 reserved;
 };
+
+/* Links of the daemon belong to a file and see every process that maps it. What is wanted of
+ * a process that nobody has said anything about yet is in map "templates", by the number that
+ * the cookie carries: so the first token of a new process is seen. */
+#define MAX_TEMPLATES 256
 
 /* ---- map "known": graphs by hash; "spares", "sums", "owners": sampled op times --- */
 
@@ -256,7 +284,7 @@ struct node_sum {
 	__u32 bucket[SUM_BUCKETS];
 };
 
-/* ---- counters that only grow: array map "stats" --------------------------- */
+/* ---- counters that only grow: map "stats", and "tallies" for each of many targets ---- */
 
 enum stat {
 	ST_HITS_CALL, ST_HITS_GRAPH, ST_HITS_OP,	/* probe hits of watched processes */
@@ -274,7 +302,7 @@ enum stat {
 
 /* attach cookie: level in the low byte, how far the site has moved the stack
  * pointer below its value at function entry (bytes; 0xffff: unknown) in the next
- * 16 bits. */
+ * 16 bits, then index into "templates" + 1 (0: none). */
 
 /* levels used by op probes in their cookies */
 enum op_probe {

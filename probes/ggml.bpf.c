@@ -14,64 +14,18 @@
  */
 #include "kernel.h"
 #include "events.h"
+#include "causes.h"
+#include "thread.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
 #define MAX_NODES 16384
-#define MAX_FRAMES 8
 #define MAX_INT_CHUNKS 256
 #define SNAPSHOT_NODES 64
-#define RECENT 8
-#define WINDOW 8		/* node pointers read at once by the op program */
-#define MAX_USED_EXPERTS 32
 #define EXPERT_BITS (CHUNK_INTS * 32)
 #define ABSENT 0xffff
 #define TENSOR_FLAG_COMPUTE 16
 #define MOVED_UNKNOWN 0xffff
-
-struct frame {
-	__u64 ts;
-	__u64 sp;		/* at function entry */
-	__u64 object;
-	__u32 seq;
-	__u32 level;
-	/* of this frame and those below it, so that nothing is searched for later */
-	__u32 call;		/* seq of the outermost call */
-	__u32 inner_call, inner_graph;	/* seq of the innermost call and graph */
-	__u32 open;		/* bit per level */
-};
-
-struct thread {
-	struct frame frames[MAX_FRAMES];
-	__u32 depth;
-	__u32 layout;
-	__u32 generation;
-	/* the whole graph that is open on this thread (LV_SCHED) */
-	__u64 whole_nodes_first, whole_nodes_last, whole_hash;
-	__u32 whole_n_nodes, whole_flags;
-	__u32 tokens;		/* of the outermost graph: rows taken from a table */
-	/* the CPU graph that runs on this thread */
-	__u64 nodes;		/* 0: none, or op level off */
-	__u64 last_ts;		/* OPS_SUM: when the running op began */
-	__u32 last_sum;		/* its element of "sums" + 1; 0: none running */
-	__u32 sum_first, sum_slot;
-	__u32 mode, epoch;
-	__u32 n_nodes;
-	__u32 next;		/* first index that a hit may name */
-	__u32 seq;
-	__u32 has_experts;
-	__u32 hits, accepted, lost, op_faults;
-	/* scratch of this thread's programs */
-	__u64 window[WINDOW];
-	__u32 has_window;	/* the walk: whether it holds the pointers around this node */
-	__u32 pad;
-	__u8 tensor[RAW_BYTES + 64];
-	__u8 source[128];
-	__u32 source_op[MAX_SRC], source_type[MAX_SRC];
-	__u64 recent[RECENT];	/* addresses of the last nodes of the walk */
-	__u32 bitmap[CHUNK_INTS];
-	__u32 ids[MAX_USED_EXPERTS];
-};
 
 struct graph_key {
 	__u64 cgraph;
@@ -88,6 +42,7 @@ struct graph_info {		/* what one walk found; valid while uid stays the same */
 	__u32 n_nodes;
 	__u32 has_experts;
 	__u32 tokens;		/* rows of the first GET_ROWS from a table; 0: there is none */
+	__u32 reserved;		/* no padding: older kernels want to see every byte of it written */
 };
 
 struct counters {
@@ -110,7 +65,7 @@ RING(raws, 256 << 10);
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 16);
+	__uint(max_entries, 64);
 	__type(key, __u32);
 	__type(value, struct layout);
 } layouts SEC(".maps");
@@ -177,6 +132,24 @@ struct {
 	__type(value, struct counters);
 } stats SEC(".maps");
 
+/* With `per_target`: the same counters by tgid, of those that user space has put in. The rest
+ * is counted in "stats". Sized before loading. */
+const volatile bool per_target = false;
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
+	__uint(max_entries, 1);
+	__type(key, __u32);	/* tgid */
+	__type(value, struct counters);
+} tallies SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_TEMPLATES);
+	__type(key, __u32);
+	__type(value, struct target);
+} templates SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -193,6 +166,14 @@ struct {
 	__type(value, __u32);
 } generation SEC(".maps");
 
+/* How long graphs have been running, by tgid; the scheduler's programs read it. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1024);
+	__type(key, __u32);
+	__type(value, struct graph_clock);
+} graph_clocks SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -202,6 +183,7 @@ struct {
 
 /* So that the records' types and constants are in the object's BTF. */
 const struct op_hit *btf_op_hit __attribute__((unused)) = 0;
+const struct op_batch *btf_op_batch __attribute__((unused)) = 0;
 const struct node_desc *btf_node_desc __attribute__((unused)) = 0;
 const struct int_chunk *btf_int_chunk __attribute__((unused)) = 0;
 const struct raw_chunk *btf_raw_chunk __attribute__((unused)) = 0;
@@ -216,14 +198,22 @@ const enum raw_what btf_raw_what __attribute__((unused)) = 0;
 const enum stat btf_stat __attribute__((unused)) = 0;
 const enum layout_state btf_layout_state __attribute__((unused)) = 0;
 const enum op_mode btf_op_mode __attribute__((unused)) = 0;
+const enum target_flag btf_target_flag __attribute__((unused)) = 0;
 const enum known_state btf_known_state __attribute__((unused)) = 0;
 const enum op_probe btf_op_probe __attribute__((unused)) = 0;
 
 static __always_inline void add(enum stat which, __u64 amount)
 {
 	__u32 zero = 0;
-	struct counters *c = bpf_map_lookup_elem(&stats, &zero);
+	struct counters *c = 0;
 
+	if (per_target) {
+		__u32 tgid = bpf_get_current_pid_tgid() >> 32;
+
+		c = bpf_map_lookup_elem(&tallies, &tgid);
+	}
+	if (!c)
+		c = bpf_map_lookup_elem(&stats, &zero);
 	/* Atomic, for a program may be preempted by another on the same CPU; on a
 	 * per-CPU value, for the line stays in this core. */
 	if (c)
@@ -260,6 +250,27 @@ static __always_inline __u64 cookie_moved(__u64 cookie)
 static __always_inline bool is_call(__u32 level)
 {
 	return level < LV_SCHED;
+}
+
+/*
+ * What is wanted of this process at a probe with this cookie, copied to `want`; false: nothing.
+ * A copy, so that the verifier need not follow two kinds of pointers through all that comes.
+ */
+static __always_inline bool wanted_here(__u32 tgid, __u64 cookie, struct target *want)
+{
+	__u32 template = (cookie >> 24) & 0xffff, level = cookie_level(cookie);
+	struct target *t = bpf_map_lookup_elem(&targets, &tgid);
+
+	if (!t) {
+		if (!template)
+			return false;
+		template--;
+		t = bpf_map_lookup_elem(&templates, &template);
+		if (!t || !(t->flags & TG_TEMPLATE))
+			return false;
+	}
+	*want = *t;
+	return !(want->flags & (TG_IGNORED | (is_call(level) ? TG_NO_CALLS : TG_NO_GRAPHS)));
 }
 
 /*
@@ -458,38 +469,43 @@ static __always_inline void fill_desc(struct node_desc *d, const struct thread *
 		((__u64 *)d->name)[i] = tensor_u64(t, l->t_name + 8 * i);
 }
 
-static __always_inline void send_desc(struct describe *c, __u64 addr, __u32 index, __u32 role,
-				      __u32 slot)
+/* Index, role and source of a descriptor, as one argument: five are all that a function has. */
+#define PLACE(index, role, slot) ((__u64)(index) << 32 | (role) << 8 | (slot))
+
+/* Sends the tensor at `addr`; 1: there was no room. Global: see above. */
+__noinline int send_desc(struct thread *t, const struct layout *l, __u64 addr, __u64 place, __u32 seq)
 {
-	const struct layout *l = c->l;
-	struct thread *t = c->t;
 	struct node_desc *d;
-	__u32 size = l->t_size;
+	__u32 size;
 	long err;
 
+	if (!t || !l)
+		return 0;
+	size = l->t_size;
 	if (size > RAW_BYTES)
 		size = RAW_BYTES;
 	if (!size)
-		return;
+		return 0;
 	err = bpf_copy_from_user(t->tensor, size, (void *)addr);
 	if (err)
 		count(ST_FAULT_NODE);
 	d = bpf_ringbuf_reserve(&nodes, sizeof(*d), 0);
 	if (!d) {
-		c->lost++;
 		count(ST_LOST_NODES);
-		return;
+		return 1;
 	}
 	__builtin_memset(d, 0, sizeof(*d));
 	d->addr = addr;
-	d->seq = c->seq;
-	d->index = index;
-	d->role = role;
-	d->slot = slot;
+	d->seq = seq;
+	d->index = place >> 32;
+	d->role = place >> 8 & 0xff;
+	d->slot = place & 0xff;
+	d->tgid = bpf_get_current_pid_tgid() >> 32;
 	d->fault = err ? 1 : 0;
 	if (!err)
 		fill_desc(d, t, l);
 	bpf_ringbuf_submit(d, BPF_RB_NO_WAKEUP);
+	return 0;
 }
 
 /* Sends source `slot` of node c->index if it is a leaf: views of a cgraph have no
@@ -514,7 +530,7 @@ static long describe_source(__u32 slot, struct describe *c)
 		return 0;
 	}
 	if (op == 0)
-		send_desc(c, src, c->index, ND_LEAF, slot);
+		c->lost += send_desc(c->t, l, src, PLACE(c->index, ND_LEAF, slot), c->seq);
 	return 0;
 }
 
@@ -526,7 +542,7 @@ static long describe_node(__u32 i, struct describe *c)
 		count(ST_FAULT_NODE);
 		return 0;
 	}
-	send_desc(c, addr, i, ND_NODE, 0);
+	c->lost += send_desc(c->t, c->l, addr, PLACE(i, ND_NODE, 0), c->seq);
 	c->index = i;
 	bpf_loop(MAX_SRC, describe_source, c, 0);
 	/* A full ring will not drain while we are here: the rest would be lost too,
@@ -606,6 +622,8 @@ static long send_ints(__u32 i, struct ints *c)
 	k->what = c->what;
 	k->count = n;
 	k->offset = offset;
+	k->tgid = bpf_get_current_pid_tgid() >> 32;
+	k->reserved = 0;
 	__builtin_memset(k->value, 0, sizeof(k->value));
 	if (bpf_copy_from_user(k->value, n * 4, (void *)(c->data + 4ULL * offset))) {
 		k->count = 0;
@@ -615,15 +633,18 @@ static long send_ints(__u32 i, struct ints *c)
 	return 0;
 }
 
-/* Reads the integers of the tensor at `addr`: the first into `inline_ints`, the
- * rest as chunks. Returns how many there are, -1 when they cannot be read. */
-static __always_inline long read_ints(const struct layout *l, __u64 addr, __s32 *inline_ints,
-				       __u32 seq, __u32 what, __u64 ts)
+/* Reads the integers of the tensor at `addr`: the first into the event, the rest as
+ * chunks. Returns how many there are, -1 when they cannot be read. Global: see above. */
+__noinline int read_ints(const struct layout *l, __u64 addr, struct event *e, __u32 what)
 {
-	struct ints c = { .seq = seq, .what = what, .ts = ts };
+	struct ints c = { .what = what };
 	__u64 ne0 = 0;
 	__u32 n;
 
+	if (!l || !e)
+		return -1;
+	c.seq = e->seq;
+	c.ts = e->ts;
 	if (bpf_copy_from_user(&ne0, 8, (void *)(addr + l->t_ne)))
 		return -1;
 	if (!ne0)
@@ -632,12 +653,29 @@ static __always_inline long read_ints(const struct layout *l, __u64 addr, __s32 
 	    ne0 > INLINE_INTS + MAX_INT_CHUNKS * CHUNK_INTS)
 		return -1;
 	n = ne0 > INLINE_INTS ? INLINE_INTS : ne0;
-	if (bpf_copy_from_user(inline_ints, n * 4, (void *)c.data))
+	if (bpf_copy_from_user(what == CH_POS ? e->pos : e->out, n * 4, (void *)c.data))
 		return -1;
 	c.n = ne0;
 	if (ne0 > INLINE_INTS)
 		bpf_loop(MAX_INT_CHUNKS, send_ints, &c, 0);
 	return ne0;
+}
+
+/* Whether it is the scheduler's copy of an input for another backend than the CPU, by its name
+ * "<backend>#<tensor>#<n>": its data is an address on the device, not in this process. */
+__noinline int elsewhere(const struct layout *l, __u64 tensor)
+{
+	char name[48] = {};	/* "RPC0[127.0.0.1:50052]#…" is among the longest */
+	__u32 i;
+
+	if (!l || !tensor || l->t_name == ABSENT ||
+	    bpf_copy_from_user(name, sizeof(name), (void *)(tensor + l->t_name)) ||
+	    (name[0] == 'C' && name[1] == 'P' && name[2] == 'U' && name[3] == '#'))
+		return 0;
+	for (i = 1; i < sizeof(name); i++)
+		if (name[i] == '#')
+			return 1;
+	return 0;
 }
 
 /* ---- op level of the graph that runs on a thread ------------------------------ */
@@ -739,9 +777,12 @@ __noinline __u32 find_slot(struct thread *t, __u64 hash, __u32 tgid, __u32 n_nod
 }
 
 /* Lets the op program see this CPU graph, if its ops are wanted. */
-static __always_inline void open_ops(struct thread *t, const struct target *target,
-				     struct event *e, __u64 nodes, __u32 n_nodes)
+/* Global, also for the stack: see walk_graph. */
+__noinline int open_ops(struct thread *t, const struct target *target, struct event *e, __u64 nodes,
+			__u32 n_nodes)
 {
+	if (!t || !target || !e)
+		return 0;
 	t->n_nodes = n_nodes;
 	t->next = 0;
 	t->seq = e->seq;
@@ -756,29 +797,90 @@ static __always_inline void open_ops(struct thread *t, const struct target *targ
 		__u32 slot = find_slot(t, e->hash, e->tgid, n_nodes), *owner;
 
 		if (!slot)
-			return;
+			return 0;
 		slot--;
 		owner = bpf_map_lookup_elem(&owners, &slot);
 		if (!owner)
-			return;
+			return 0;
 		if (__sync_val_compare_and_swap(owner, 0, e->tid)) {
 			count(ST_SLOT_BUSY);
-			return;
+			return 0;
 		}
 		e->sum_slot = t->sum_slot = slot + 1;
 		e->flags |= EF_SUMMED;
 	} else {
-		return;
+		return 0;
 	}
 	t->nodes = nodes;
+	return 0;
+}
+
+/*
+ * A graph begins on this thread, or (begins false) is over. Two threads that do so at once may
+ * put their process's clock wrong by as long as that takes.
+ */
+static __always_inline void run_clock(struct thread *t, bool begins)
+{
+	__u32 tgid = bpf_get_current_pid_tgid() >> 32;
+	struct graph_clock *c, fresh = {};
+	__u64 now = bpf_ktime_get_ns();
+
+	if (t->on_clock == begins)
+		return;
+	t->on_clock = begins;
+	c = bpf_map_lookup_elem(&graph_clocks, &tgid);
+	if (!c) {
+		if (!begins)
+			return;
+		bpf_map_update_elem(&graph_clocks, &tgid, &fresh, BPF_NOEXIST);
+		c = bpf_map_lookup_elem(&graph_clocks, &tgid);
+		if (!c)
+			return;
+	}
+	if (begins) {
+		if (!__sync_fetch_and_add(&c->open, 1))
+			c->since = now;
+	} else if (c->open && __sync_fetch_and_add(&c->open, -1) == 1) {
+		c->total += now - c->since;
+	}
+}
+
+/* Hands the hits of this thread on to the ring. */
+static __always_inline void flush_hits(struct thread *t)
+{
+	__u32 count = t->batched;
+	struct op_batch *b;
+
+	if (!count)
+		return;
+	t->batched = 0;
+	b = bpf_ringbuf_reserve(&ops, sizeof(*b), 0);
+	if (!b) {
+		t->lost += count;
+		add(ST_LOST_OPS, count);
+		return;
+	}
+	b->count = count;
+	b->seq = t->seq;
+	__builtin_memcpy(b->hit, t->batch, sizeof(b->hit));
+	bpf_ringbuf_submit(b, BPF_RB_NO_WAKEUP);
 }
 
 /* The CPU graph on this thread is over, at `ts`; 0: it did not come to its end. */
-static __always_inline void close_ops(struct thread *t, const struct target *target, __u64 ts)
+__noinline int close_ops(struct thread *t, const struct target *target, __u64 ts)
 {
+	if (!t)
+		return 0;
 	t->nodes = 0;
+	flush_hits(t);
+	run_clock(t, false);
+	/* Counted here and not hit by hit: a graph has hundreds. */
+	if (t->hits) {
+		add(ST_HITS_OP, t->hits);
+		t->hits = 0;
+	}
 	if (!t->sum_slot)
-		return;
+		return 0;
 	/* Without probes the last op seen was not the last: its end is not known. */
 	if (ts && target && target->epoch == t->epoch)
 		add_sum(t, ts);
@@ -791,6 +893,7 @@ static __always_inline void close_ops(struct thread *t, const struct target *tar
 		if (owner)
 			__sync_lock_test_and_set(owner, 0);
 	}
+	return 0;
 }
 
 /* ---- frames: which calls and graphs are open on a thread ----------------------- */
@@ -882,38 +985,49 @@ static long drop_frame(__u32 i, struct unwind *u)
 	return 0;
 }
 
-static __always_inline void drop_frames(struct thread *t, __u64 sp, __u64 ts, __u32 level,
-					bool returning)
+/* Global, also for the stack: see walk_graph. */
+__noinline int drop_frames(struct thread *t, __u64 sp, __u64 ts, __u32 level, __u32 returning)
 {
-	struct unwind u = {
-		.t = t, .sp = sp, .ts = ts, .level = level, .returning = returning,
-	};
-	struct frame *f = top_frame(t);
+	struct unwind u = { .sp = sp, .ts = ts, .level = level, .returning = returning };
+	struct frame *f;
 
+	if (!t)
+		return 0;
+	u.t = t;
+	f = top_frame(t);
 	/* Nearly always there is nothing to drop. */
 	if (f && (returning ? !is_frame(f, level, sp) : f->sp <= sp))
 		bpf_loop(MAX_FRAMES, drop_frame, &u, 0);
+	return 0;
+}
+
+/* Of everybody's probes and of this target's. */
+static __always_inline __u32 generation_of(const struct target *target)
+{
+	__u32 zero = 0, *now = bpf_map_lookup_elem(&generation, &zero);
+
+	return now ? *now + target->generation : 0;
 }
 
 /* This thread's state, 0: none. What is left of an older generation is dropped. */
-static __always_inline struct thread *this_thread(__u32 tid, __u64 ts)
+static __always_inline struct thread *this_thread(__u32 tid, const struct target *target, __u64 ts)
 {
 	struct thread *t = bpf_map_lookup_elem(&threads, &tid);
-	__u32 zero = 0, *now = bpf_map_lookup_elem(&generation, &zero);
+	__u32 now = generation_of(target);
 
-	if (t && now && t->generation != *now) {
+	if (t && t->generation != now) {
 		drop_frames(t, ~0ULL, ts, 0, false);
 		close_ops(t, 0, 0);
 		t->whole_n_nodes = 0;
-		t->generation = *now;
+		t->generation = now;
 	}
 	return t;
 }
 
-static __always_inline struct thread *enter_thread(__u32 tid, __u32 layout, __u64 ts)
+static __always_inline struct thread *enter_thread(__u32 tid, const struct target *target, __u64 ts)
 {
-	struct thread *t = this_thread(tid, ts);
-	__u32 zero = 0, *now;
+	struct thread *t = this_thread(tid, target, ts);
+	__u32 zero = 0;
 	struct thread *b;
 
 	if (t)
@@ -926,32 +1040,90 @@ static __always_inline struct thread *enter_thread(__u32 tid, __u32 layout, __u6
 		return 0;
 	}
 	t = bpf_map_lookup_elem(&threads, &tid);
-	now = bpf_map_lookup_elem(&generation, &zero);
-	if (t && now) {
-		t->layout = layout;
-		t->generation = *now;
+	if (t) {
+		t->layout = target->layout;
+		t->generation = generation_of(target);
 	}
 	return t;
 }
 
 /* ---- entry --------------------------------------------------------------------- */
 
-static __always_inline void enter_graph(struct thread *t, const struct layout *l,
-					const struct target *target, struct event *e)
+/* Finds out what a graph is, and counts what could not be read of it. Global, and by itself: kernels
+ * before 6.13 allow 512 bytes of stack for a program and all that it calls. */
+__noinline int walk_graph(struct thread *t, const struct layout *l, struct graph_info *info)
 {
-	struct graph_key key = { .cgraph = e->cgraph, .tgid = e->tgid };
-	struct graph_info *seen, info = {};
-	__u64 nodes = 0, uid = 0, first = 0, last = 0;
-	__u32 n_nodes = 0;
+	struct walk w = {};
 
-	if (bpf_copy_from_user(&n_nodes, 4, (void *)(e->cgraph + l->g_n_nodes)) ||
-	    bpf_copy_from_user(&nodes, 8, (void *)(e->cgraph + l->g_nodes)) ||
+	if (!t || !l || !info)
+		return 0;
+	w.t = t;
+	w.l = l;
+	w.nodes = info->nodes;
+	w.hash = info->n_nodes;
+	/* Zero, but the verifier must not know: it would count each fault up to the last node,
+	 * where any number is as good. */
+	w.faults = w.tokens = *(volatile __u32 *)&info->has_experts;
+	__builtin_memset(t->recent, 0, sizeof(t->recent));
+	bpf_loop(info->n_nodes, walk_node, &w, 0);
+	add(ST_WALKED, info->n_nodes);
+	info->hash = w.hash;
+	info->pos_tensor = elsewhere(l, w.pos_tensor) ? 0 : w.pos_tensor;
+	info->out_tensor = elsewhere(l, w.out_tensor) ? 0 : w.out_tensor;
+	info->has_experts = w.has_experts;
+	info->tokens = w.tokens;
+	return w.faults;
+}
+
+__noinline int describe_graph(struct thread *t, const struct layout *l, __u64 nodes, __u32 n_nodes,
+			      __u32 seq)
+{
+	struct describe c = { .nodes = nodes, .seq = seq };
+
+	if (!t || !l)
+		return 0;
+	c.t = t;
+	c.l = l;
+	bpf_loop(n_nodes, describe_node, &c, 0);
+	return 0;
+}
+
+__noinline int snapshot_graph(__u64 cgraph, __u64 nodes, __u32 n_nodes, __u32 seq)
+{
+	struct describe c = { .nodes = nodes, .seq = seq };
+
+	send_raw(cgraph, seq, RAW_CGRAPH, 0);
+	bpf_loop(n_nodes < SNAPSHOT_NODES ? n_nodes : SNAPSHOT_NODES, snapshot_node, &c, 0);
+	return 0;
+}
+
+__noinline int enter_graph(struct thread *t, const struct layout *l,
+			   const struct target *target, struct event *e)
+{
+	/* One place for both: see walk_graph about the stack. */
+	union {
+		struct graph_key graph;
+		struct hash_key known;
+	} key = {};
+	struct graph_info *seen, info = {};
+	__u64 nodes, uid, first = 0, last = 0;
+	__u32 n_nodes;
+
+	if (!t || !l || !target || !e)
+		return 0;
+	key.graph.cgraph = e->cgraph;
+	key.graph.tgid = e->tgid;
+	if (bpf_copy_from_user(&info.n_nodes, 4, (void *)(e->cgraph + l->g_n_nodes)) ||
+	    bpf_copy_from_user(&info.nodes, 8, (void *)(e->cgraph + l->g_nodes)) ||
 	    (l->g_uid != ABSENT &&
-	     bpf_copy_from_user(&uid, 8, (void *)(e->cgraph + l->g_uid)))) {
+	     bpf_copy_from_user(&info.uid, 8, (void *)(e->cgraph + l->g_uid)))) {
 		e->flags |= EF_FAULT;
 		count(ST_FAULT_GRAPH);
-		return;
+		return 0;
 	}
+	n_nodes = info.n_nodes;
+	nodes = info.nodes;
+	uid = info.uid;
 	if (n_nodes > MAX_NODES) {
 		n_nodes = MAX_NODES;
 		e->flags |= EF_CUT;
@@ -959,23 +1131,20 @@ static __always_inline void enter_graph(struct thread *t, const struct layout *l
 	e->n_nodes = n_nodes;
 	e->uid = uid;
 	if (!n_nodes)
-		return;
+		return 0;
 
 	if (l->state != LY_CHOSEN) {
-		struct describe c = { .t = t, .l = l, .nodes = nodes, .seq = e->seq };
-
 		e->flags |= EF_SNAPSHOT;
-		send_raw(e->cgraph, e->seq, RAW_CGRAPH, 0);
-		bpf_loop(n_nodes < SNAPSHOT_NODES ? n_nodes : SNAPSHOT_NODES, snapshot_node, &c, 0);
+		snapshot_graph(e->cgraph, nodes, n_nodes, e->seq);
 		if (l->state == LY_UNKNOWN)
-			return;
+			return 0;
 	}
 
 	if (bpf_copy_from_user(&first, 8, (void *)nodes) ||
 	    bpf_copy_from_user(&last, 8, (void *)(nodes + 8ULL * (n_nodes - 1)))) {
 		e->flags |= EF_FAULT;
 		count(ST_FAULT_GRAPH);
-		return;
+		return 0;
 	}
 	if (e->level != LV_SCHED && e->parent && first == t->whole_nodes_first &&
 	    last == t->whole_nodes_last && n_nodes == t->whole_n_nodes) {
@@ -984,67 +1153,51 @@ static __always_inline void enter_graph(struct thread *t, const struct layout *l
 		goto open_for_ops;
 	}
 
-	seen = bpf_map_lookup_elem(&graphs, &key);
+	seen = bpf_map_lookup_elem(&graphs, &key.graph);
 	if (seen && uid && seen->uid == uid && seen->nodes == nodes && seen->n_nodes == n_nodes) {
 		info = *seen;
 	} else {
-		/* Zero, but the verifier must not know: it would count each fault up to the
-		 * last node, where any number is as good. */
-		__u32 zero = *(volatile __u32 *)&e->n_pos;
-		struct walk w = {
-			.t = t, .l = l, .nodes = nodes, .hash = n_nodes,
-			.faults = zero, .tokens = zero,
-		};
-
-		__builtin_memset(t->recent, 0, sizeof(t->recent));
-		bpf_loop(n_nodes, walk_node, &w, 0);
-		add(ST_WALKED, n_nodes);
-		info.uid = uid;
-		info.nodes = nodes;
 		info.n_nodes = n_nodes;
-		info.hash = w.hash;
-		info.pos_tensor = w.pos_tensor;
-		info.out_tensor = w.out_tensor;
-		info.has_experts = w.has_experts;
-		info.tokens = w.tokens;
-		if (w.faults) {
+		if (walk_graph(t, l, &info)) {
 			/* Incomplete: not to be recognised later, nor described. */
 			e->flags |= EF_FAULT;
 			count(ST_FAULT_GRAPH);
 		} else if (uid) {
-			bpf_map_update_elem(&graphs, &key, &info, BPF_ANY);
+			bpf_map_update_elem(&graphs, &key.graph, &info, BPF_ANY);
 		}
 	}
 	e->hash = info.hash;
 	if (!(e->flags & EF_FAULT)) {
-		struct hash_key hk = { .hash = info.hash, .tgid = e->tgid };
-		struct known_graph *g = bpf_map_lookup_elem(&known, &hk);
+		struct known_graph *g;
 
+		__builtin_memset(&key, 0, sizeof(key));
+		key.known.hash = info.hash;
+		key.known.tgid = e->tgid;
+		g = bpf_map_lookup_elem(&known, &key.known);
 		if (g) {
 			if (g->state == KN_CONFIRMED)
 				e->flags |= EF_KNOWN;
 		} else {
-			struct describe c = { .t = t, .l = l, .nodes = nodes, .seq = e->seq };
 			struct known_graph sent = { .state = KN_SENT, .n_nodes = n_nodes };
 
-			if (bpf_map_update_elem(&known, &hk, &sent, BPF_NOEXIST) == 0) {
+			if (bpf_map_update_elem(&known, &key.known, &sent, BPF_NOEXIST) == 0) {
 				e->flags |= EF_DESCRIBED;
-				bpf_loop(n_nodes, describe_node, &c, 0);
+				describe_graph(t, l, nodes, n_nodes, e->seq);
 			}
 		}
 	}
 	if (e->level == LV_SCHED || !e->parent) {
-		long n;
+		int n;
 
 		if (info.pos_tensor) {
-			n = read_ints(l, info.pos_tensor, e->pos, e->seq, CH_POS, e->ts);
+			n = read_ints(l, info.pos_tensor, e, CH_POS);
 			if (n < 0)
 				count(ST_FAULT_INTS);
 			else
 				e->n_pos = n;
 		}
 		if (info.out_tensor) {
-			n = read_ints(l, info.out_tensor, e->out, e->seq, CH_OUT, e->ts);
+			n = read_ints(l, info.out_tensor, e, CH_OUT);
 			if (n < 0)
 				count(ST_FAULT_INTS);
 			else
@@ -1065,41 +1218,19 @@ open_for_ops:
 	e->tokens = t->tokens;
 	if (e->level == LV_CPU)
 		open_ops(t, target, e, nodes, n_nodes);
+	return 0;
 }
 
-/* False when the function is not followed any further: no return is needed. */
-static __always_inline bool worker_entry(struct pt_regs *ctx, __u64 cookie)
+/* A function was entered: its frame, 1; 0: there is no room. Global, also for the stack: see walk_graph. */
+__noinline int push_frame(struct thread *t, __u64 sp, __u64 ts, __u64 object, __u32 level)
 {
-	__u64 ts = bpf_ktime_get_ns();
-	__u64 id = bpf_get_current_pid_tgid();
-	__u32 level = cookie_level(cookie);
-	__u32 tgid = id >> 32, tid = id;
-	struct target *target = bpf_map_lookup_elem(&targets, &tgid);
-	__u64 sp = REG_SP(ctx) + cookie_moved(cookie);
-	/* Both read here, at constant offsets: the compiler would else choose an
-	 * offset into ctx at run time, which the verifier does not allow. */
-	__u64 arg1 = *(volatile unsigned long *)&REG_ARG1(ctx);
-	__u64 arg2 = *(volatile unsigned long *)&REG_ARG2(ctx);
 	struct frame *f, *below, outer = {};
-	__u32 layout_index;
-	struct layout *l;
-	struct thread *t;
-	struct event *e;
 
-	if (!target)
-		return false;
-	layout_index = target->layout;
-	l = bpf_map_lookup_elem(&layouts, &layout_index);
-	if (!l)
-		return false;
-	count(is_call(level) ? ST_HITS_CALL : ST_HITS_GRAPH);
-	t = enter_thread(tid, layout_index, ts);
 	if (!t)
-		return false;
-	drop_frames(t, sp, ts, level, false);
+		return 0;
 	if (t->depth >= MAX_FRAMES) {
 		count(ST_MAP_FULL);
-		return false;
+		return 0;
 	}
 	below = top_frame(t);
 	if (below)
@@ -1109,12 +1240,51 @@ static __always_inline bool worker_entry(struct pt_regs *ctx, __u64 cookie)
 	f->sp = sp;
 	f->seq = new_seq();
 	f->level = level;
-	f->object = arg1;
+	f->object = object;
 	f->open = outer.open | 1 << (level & 31);
 	f->call = outer.call ?: is_call(level) ? f->seq : 0;
 	f->inner_call = is_call(level) ? f->seq : outer.inner_call;
 	f->inner_graph = is_call(level) ? outer.inner_graph : f->seq;
 	t->depth++;
+	return 1;
+}
+
+/* False when the function is not followed any further: no return is needed. */
+static __always_inline bool worker_entry(struct pt_regs *ctx, __u64 cookie)
+{
+	__u64 ts = bpf_ktime_get_ns();
+	__u64 id = bpf_get_current_pid_tgid();
+	__u32 level = cookie_level(cookie);
+	__u32 tgid = id >> 32, tid = id;
+	struct target want, *target = &want;
+	__u64 sp = REG_SP(ctx) + cookie_moved(cookie);
+	/* Both read here, at constant offsets: the compiler would else choose an
+	 * offset into ctx at run time, which the verifier does not allow. */
+	__u64 arg1 = *(volatile unsigned long *)&REG_ARG1(ctx);
+	__u64 arg2 = *(volatile unsigned long *)&REG_ARG2(ctx);
+	struct frame *f, *below;
+	__u32 layout_index;
+	struct layout *l;
+	struct thread *t;
+	struct event *e;
+
+	if (!wanted_here(tgid, cookie, target))
+		return false;
+	layout_index = target->layout;
+	l = bpf_map_lookup_elem(&layouts, &layout_index);
+	if (!l)
+		return false;
+	count(is_call(level) ? ST_HITS_CALL : ST_HITS_GRAPH);
+	t = enter_thread(tid, target, ts);
+	if (!t)
+		return false;
+	drop_frames(t, sp, ts, level, false);
+	if (!push_frame(t, sp, ts, arg1, level))
+		return false;
+	f = top_frame(t);
+	if (!f)
+		return false;
+	below = t->depth > 1 ? frame_at(t, t->depth - 2) : 0;
 
 	e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
 	if (!e) {
@@ -1127,7 +1297,7 @@ static __always_inline bool worker_entry(struct pt_regs *ctx, __u64 cookie)
 	e->object = arg1;
 	e->call = f->call;
 	if (is_call(level)) {
-		e->parent = outer.inner_call;
+		e->parent = below ? below->inner_call : 0;
 		if (level == LV_PROCESS) {
 			/* enum llama_process_type: 0 encode, 1 decode */
 			e->status = (__s32)arg2;
@@ -1136,11 +1306,13 @@ static __always_inline bool worker_entry(struct pt_regs *ctx, __u64 cookie)
 			count(ST_FAULT_CALL);
 		}
 	} else {
-		e->parent = outer.inner_graph;
+		e->parent = below ? below->inner_graph : 0;
 		e->cgraph = level == LV_CPU ? arg1 : arg2;
 		if (level == LV_CPU)
 			close_ops(t, 0, 0);
 		enter_graph(t, l, target, e);
+		if (level == LV_CPU)
+			run_clock(t, true);
 	}
 	bpf_ringbuf_submit(e, BPF_RB_NO_WAKEUP);
 	return true;
@@ -1154,16 +1326,16 @@ static __always_inline void worker_return(struct pt_regs *ctx, __u64 cookie)
 	__u64 id = bpf_get_current_pid_tgid();
 	__u32 level = cookie_level(cookie);
 	__u32 tgid = id >> 32, tid = id;
-	struct target *target = bpf_map_lookup_elem(&targets, &tgid);
+	struct target want, *target = &want;
 	__u64 sp = REG_SP(ctx) - RETURN_POPS;	/* as it was at the entry */
 	struct frame f = {}, *top;
 	struct thread *t;
 	struct event *e;
 
-	if (!target)
+	if (!wanted_here(tgid, cookie, target))
 		return;
 	count(is_call(level) ? ST_HITS_CALL : ST_HITS_GRAPH);
-	t = this_thread(tid, ts);
+	t = this_thread(tid, target, ts);
 	if (t && has_frame(t, level, sp)) {
 		drop_frames(t, sp, ts, level, true);
 		top = top_frame(t);
@@ -1189,6 +1361,7 @@ static __always_inline void worker_return(struct pt_regs *ctx, __u64 cookie)
 		if (top)
 			e->parent = is_call(level) ? top->inner_call : top->inner_graph;
 		if (t && f.seq && level == LV_CPU && t->seq == f.seq) {
+			flush_hits(t);
 			e->hits = t->hits;
 			e->accepted = t->accepted;
 			e->lost = t->lost;
@@ -1291,6 +1464,8 @@ static __always_inline void send_experts(struct thread *t, const struct layout *
 	k->what = CH_EXPERTS;
 	k->count = 0;
 	k->offset = used * rows;
+	k->tgid = bpf_get_current_pid_tgid() >> 32;
+	k->reserved = 0;
 	for (i = 0; i < CHUNK_INTS; i++) {
 		k->value[i] = t->bitmap[i];
 		k->count += __builtin_popcount(t->bitmap[i]);
@@ -1361,10 +1536,11 @@ static __always_inline void on_op(struct pt_regs *ctx, bool fused)
 		count(ST_HITS_OTHER_THREAD);
 		return;
 	}
-	count(ST_HITS_OP);
 	/* Thread 0 outside a graph whose ops are wanted, or of one whose begin was lost. */
-	if (!t->nodes)
+	if (!t->nodes) {
+		count(ST_HITS_OP);
 		return;
+	}
 	t->hits++;
 	node = find_node(t, tensor);
 	if (node < 0) {
@@ -1372,6 +1548,7 @@ static __always_inline void on_op(struct pt_regs *ctx, bool fused)
 		return;
 	}
 	t->next = node + (fused ? 2 : 1);
+	t->running = node;
 	t->accepted++;
 	if (t->mode == OPS_SUM) {
 		__u32 i = t->sum_first + (__u32)node;
@@ -1386,16 +1563,12 @@ static __always_inline void on_op(struct pt_regs *ctx, bool fused)
 				s->fused++;
 		}
 	} else {
-		h = bpf_ringbuf_reserve(&ops, sizeof(*h), 0);
-		if (!h) {
-			t->lost++;
-			count(ST_LOST_OPS);
-			return;
-		}
+		h = &t->batch[t->batched & (OP_BATCH - 1)];
 		h->ts = ts;
 		h->seq = t->seq;
 		h->node = (__u32)node | (fused ? OP_FUSED : 0);
-		bpf_ringbuf_submit(h, BPF_RB_NO_WAKEUP);
+		if (++t->batched >= OP_BATCH)
+			flush_hits(t);
 	}
 	if (t->has_experts && !fused) {
 		__u32 index = t->layout;

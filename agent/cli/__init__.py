@@ -17,8 +17,17 @@ from ..errors import ExitCode, ProfinferError
 from ..version import version
 from .attach import attach as attach_command
 from .calibrate import calibrate as calibrate_command
+from .check import check as check_command
+from .daemon import daemon as daemon_command
+from .daemon import status as status_command
+from .diff import diff as diff_command
+from .export import export as export_command
+from .info import info as info_command
 from .output import prepare_streams, say, write_data
+from .record import record as record_command
+from .report import report as report_command
 from .signals import Interrupted
+from .top import top as top_command
 
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -43,7 +52,16 @@ def cli() -> None:
 
 
 cli.add_command(attach_command)
+cli.add_command(diff_command)
+cli.add_command(export_command)
+cli.add_command(top_command)
 cli.add_command(calibrate_command)
+cli.add_command(check_command)
+cli.add_command(info_command)
+cli.add_command(record_command)
+cli.add_command(daemon_command)
+cli.add_command(status_command)
+cli.add_command(report_command)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

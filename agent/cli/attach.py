@@ -18,22 +18,24 @@ import click
 from ...exporters.json_export import JsonExporter
 from ..errors import TargetEnded, UsageError
 from ..model.snapshot import Snapshot
+from ..waking import Wakeup
 from .output import PrivateFile, btf_file, say, write_data
 from .signals import Interrupted, Stop
 from .view import View, choose_view
 
 # prometheus-client (and rich, for tables) take 20 MiB together: who needs neither does not pay.
 if TYPE_CHECKING:
+    from ..whys import WhyOptions
     from .listen import Published
 
-POLL_SECONDS = 0.25
-"""How long a signal or the end of the target may go unnoticed; each time costs a drain."""
+POLL_SECONDS = 0.5
+"""How long an exec of the target may go unnoticed; signals, and its end, end the sleep."""
 _DEFAULT = click.core.ParameterSource.DEFAULT
 NICE = 10
 """How much we give way: at 10, a tenth of a core where all are wanted."""
-REFRESH_SECONDS = 0.5
-"""How often a snapshot is made for the live view and for scrapes."""
-
+STACK_HERTZ = 99
+"""Samples a second of each thread: not in step with anything that happens a hundred times a second."""
+MAX_COUNTERS = 8
 Progress = Callable[[str], None]
 
 
@@ -43,6 +45,7 @@ class Watched(Protocol):
     seen_anything: bool
 
     def poll(self, timeout_s: float) -> None: ...
+    def wait(self, timeout_s: float, wakeup: Wakeup | None = None) -> None: ...
     def alive(self) -> bool: ...
     def snapshot(self) -> Snapshot: ...
     def close(self) -> None: ...
@@ -64,6 +67,11 @@ class Options:
     btf_path: str | None
     output: str | None
     quiet: bool
+    stacks: str | None = None
+    counters: tuple[str, ...] = ()
+    sched: bool = True
+    faults: bool = True
+    barriers: bool = False
 
 
 class End(enum.Enum):
@@ -78,6 +86,7 @@ class End(enum.Enum):
 def open_attachment(options: Options, progress: Progress) -> Watched:
     """Attaches to the target. Raises the errors that the exit codes 2 to 5 stand for."""
     from ..attach import Attachment  # loads numpy and libbpf: not for --help or a usage error
+    from ..causes import CauseOptions
     from ..model.budgetdata import BudgetConfig
 
     watched = Attachment.open(
@@ -87,10 +96,39 @@ def open_attachment(options: Options, progress: Progress) -> Watched:
         budget=BudgetConfig(options.budget, qos_min_tokens_per_second=options.floor),
         btf_path=options.btf_path,
         loader=options.loader,
+        why=_why(options),
+        causes=CauseOptions(options.sched, options.faults, options.barriers),
         progress=progress,
     )
     _give_way()
     return watched
+
+
+def _why(options: Options) -> WhyOptions | None:
+    if options.stacks is None and not options.counters:
+        return None
+    from ..kernel.perfsys import parse_event
+    from ..whys import WhyOptions
+
+    hertz = STACK_HERTZ if options.stacks is not None else 0
+    return WhyOptions(hertz, tuple(parse_event(name) for name in options.counters))
+
+
+def _counters(context: click.Context, option: click.Parameter, value: str | None) -> tuple[str, ...]:
+    from ..kernel.perfsys import parse_event
+
+    names = tuple(name.strip() for name in (value or "").split(",") if name.strip())
+    for name in names:
+        try:
+            parse_event(name)
+        except ValueError:
+            raise UsageError(
+                f"--counters {name!r} is no event",
+                "for example --counters cycles,instructions,l3d_cache_refill=r2a",
+            ) from None
+    if len(set(names)) != len(names) or len(names) > MAX_COUNTERS:
+        raise UsageError(f"--counters takes at most {MAX_COUNTERS} events, each once", "name fewer")
+    return names
 
 
 def _pid(context: click.Context, option: click.Parameter, value: str) -> int:
@@ -199,6 +237,17 @@ def _loader(context: click.Context, option: click.Parameter, value: str) -> str:
     metavar="HOST:PORT",
     help="Serve the same numbers to Prometheus meanwhile; a PORT alone is on 127.0.0.1.",
 )
+@click.option(
+    "--stacks",
+    metavar="FILE",
+    help="Sample where CPU time goes, and save the stacks: a flame graph if FILE ends in .svg, else text.",
+)
+@click.option(
+    "--counters",
+    callback=_counters,
+    metavar="EVENTS",
+    help="Count performance events by operator: names as perf has them, or rHEX, commas between.",
+)
 @click.option("-o", "output", metavar="FILE", help="Save the JSON to FILE too (mode 0600).")
 @click.option(
     "--attach-method",
@@ -216,6 +265,9 @@ def _loader(context: click.Context, option: click.Parameter, value: str) -> str:
     metavar="libbpf|bcc",
     help="What loads the probes: bcc compiles them here first, and does not sample.",
 )
+@click.option("--sched/--no-sched", default=True, show_default=True, help="Watch what its threads wait for.")
+@click.option("--faults/--no-faults", default=True, show_default=True, help="Watch its page faults.")
+@click.option("--barriers", is_flag=True, help="Time each thread in each operator (with --ops all).")
 @click.option("--btf-path", metavar="FILE", help="Kernel type information, where the kernel brings none.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress and no live table on stderr.")
 @click.option("-v", "--verbose", is_flag=True, help="Show where in the code an internal error came from.")
@@ -227,10 +279,15 @@ def attach(
     floor: float | None,
     format_: str,
     listen: str | None,
+    stacks: str | None,
+    counters: tuple[str, ...],
     output: str | None,
     method: str,
     loader: str,
     btf_path: str | None,
+    sched: bool,
+    faults: bool,
+    barriers: bool,
     quiet: bool,
     verbose: bool,
 ) -> None:
@@ -241,6 +298,8 @@ def attach(
     """
     if loader == "bcc" and click.get_current_context().get_parameter_source("ops") is _DEFAULT:
         ops = "all"  # it does not sample
+    if barriers and ops != "all":
+        raise UsageError("--barriers needs every operator", "use it with --ops all")
     run(
         Options(
             pid=pid,
@@ -255,6 +314,11 @@ def attach(
             btf_path=None if btf_path is None else btf_file(btf_path),
             output=output,
             quiet=quiet,
+            stacks=stacks,
+            counters=counters,
+            sched=sched,
+            faults=faults,
+            barriers=barriers,
         )
     )  # fmt: skip
 
@@ -262,20 +326,25 @@ def attach(
 def run(options: Options, clock: Callable[[], float] = time.monotonic) -> None:
     """The whole of ``attach``; returns when done (exit 0), else raises what main() catches."""
     with ExitStack() as stack:
+        wakeup = stack.enter_context(Wakeup())
         file = None
         if options.output is not None:
             file = PrivateFile(options.output)
             stack.callback(file.close)
+        stacks = None
+        if options.stacks is not None:
+            stacks = PrivateFile(options.stacks)
+            stack.callback(stacks.close)
         published = None
         if options.listen is not None:
             from .listen import Published, serve
 
-            published = Published()
+            published = Published(wakeup.ring)
             server = serve(options.listen, published)
             stack.callback(server.close)
             if not options.quiet:
                 say(f"metrics at {server.url}")
-        stop = stack.enter_context(Stop())
+        stop = stack.enter_context(Stop(wakeup))
         try:
             watched = open_attachment(options, (lambda line: None) if options.quiet else say)
         except KeyboardInterrupt:
@@ -287,7 +356,7 @@ def run(options: Options, clock: Callable[[], float] = time.monotonic) -> None:
         end, notes = End.FAILED, []
         try:
             with view:
-                end = _watch(watched, options, stop, view, published, clock)
+                end = _watch(watched, options, stop, wakeup, view, published, clock)
             notes = _notes(end, watched.seen_anything)
         finally:
             # Also when polling failed: what was seen until then is the person's.
@@ -297,6 +366,8 @@ def run(options: Options, clock: Callable[[], float] = time.monotonic) -> None:
                 probes.close()
                 snapshot = watched.snapshot()
                 _deliver(snapshot, options, file, notes)
+                if stacks is not None and snapshot.cpu_time is not None:
+                    _save_stacks(snapshot, options, stacks)
     if not watched.seen_anything and end is End.TARGET:
         raise TargetEnded(
             f"process {options.pid} ended before anything was seen", "attach while it answers a prompt"
@@ -320,6 +391,7 @@ def _watch(
     watched: Watched,
     options: Options,
     stop: Stop,
+    wakeup: Wakeup,
     view: View,
     published: Published | None,
     clock: Callable[[], float],
@@ -327,8 +399,7 @@ def _watch(
     """Polls until something ends it; the last poll comes after the end was noticed."""
     begun = clock()
     until = math.inf if options.duration is None else begun + options.duration
-    refresh = begun
-    wants_snapshots = view.wants_snapshots or options.listen is not None
+    refresh = begun if view.every < math.inf else math.inf
     while True:
         now = clock()
         end = None
@@ -338,15 +409,20 @@ def _watch(
             end = End.DURATION
         elif not watched.alive():
             end = End.TARGET
-        watched.poll(0.0 if end else min(POLL_SECONDS, until - now))
         if end:
+            watched.poll(0.0)
             return end
-        if wants_snapshots and clock() >= refresh:
+        watched.wait(max(min(POLL_SECONDS, until - now, refresh - now), 0.0), wakeup)
+        shown = clock() >= refresh
+        scraped = published is not None and published.wanted
+        if shown or scraped:
+            watched.poll(0.0)  # of now, and not of the last time the rings were full enough
             snapshot = watched.snapshot()
             if published is not None:
                 published.set(snapshot, watched.seen_anything)
-            view.update(snapshot)
-            refresh = clock() + REFRESH_SECONDS
+            if shown:
+                view.update(snapshot)
+                refresh = clock() + view.every
 
 
 def _notes(end: End, seen: bool) -> list[str]:
@@ -373,3 +449,17 @@ def _deliver(snapshot: Snapshot, options: Options, file: PrivateFile | None, not
             write_data(stdout_table().render(snapshot))
     if file is not None and not options.quiet:
         say(f"saved {options.output}")
+
+
+def _save_stacks(snapshot: Snapshot, options: Options, file: PrivateFile) -> None:
+    from ...exporters.flamegraph import flame_graph, folded
+
+    if snapshot.cpu_time is None or options.stacks is None:
+        return
+    if options.stacks.endswith(".svg"):
+        model = snapshot.target.model or "no model"
+        file.write(flame_graph(snapshot.cpu_time, f"{os.path.basename(snapshot.target.exe)}, {model}"))
+    else:
+        file.write(folded(snapshot.cpu_time))
+    if not options.quiet:
+        say(f"saved {options.stacks}")

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 
 from ...exporters.prometheus import PrometheusExporter, Seen
 from ...exporters.serve import MetricsServer
@@ -16,21 +18,42 @@ from .output import say
 LOOPBACK = "127.0.0.1"
 
 
-class Published:
-    """The latest snapshot: set by the thread that watches, read by those that answer scrapes.
+FRESH_SECONDS = 0.25
+"""A snapshot that is younger will do."""
+PATIENCE_SECONDS = 2.0
+"""A scrape waits no longer for a new one: while attaching, and when all is over, none comes."""
 
-    Snapshots are frozen, so one reference is all that is shared.
+
+class Published:
+    """The latest snapshot: made by the thread that watches when one that answers a scrape asks.
+
+    Scrapes come every some seconds; snapshots made on the chance of one would cost more than
+    all the rest of watching. They are frozen, so one reference is all that is shared.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, wake: Callable[[], None] = lambda: None) -> None:
+        """``wake`` is called when a snapshot is wanted."""
+        self._wake = wake
         self._latest: tuple[Seen, ...] = ()
+        self._made_at = -PATIENCE_SECONDS
+        self._made = threading.Condition()
+        self.wanted = False
 
     def set(self, snapshot: Snapshot, seen_anything: bool) -> None:
         """Publishes ``snapshot``; the target is called idle until something was seen."""
-        self._latest = (Seen(snapshot, "ok" if seen_anything else "idle"),)
+        with self._made:
+            self._latest = (Seen(snapshot, "ok" if seen_anything else "idle"),)
+            self._made_at, self.wanted = time.monotonic(), False
+            self._made.notify_all()
 
     def __call__(self) -> tuple[Seen, ...]:
-        return self._latest
+        asked = time.monotonic()
+        with self._made:
+            if asked - self._made_at >= FRESH_SECONDS:
+                self.wanted = True
+                self._wake()
+                self._made.wait_for(lambda: self._made_at >= asked, PATIENCE_SECONDS)
+            return self._latest
 
 
 def parse_address(text: str) -> tuple[str, int]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import stat
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ...exporters.text import clean
@@ -39,13 +39,16 @@ def say(text: str) -> None:
         sys.stderr.flush()
 
 
-def write_data(text: str) -> None:
+def write_data(text: str | bytes) -> None:
     """Data on stdout. A reader that has gone had enough: that ends the output, quietly.
 
     Raises MachineError where it cannot be written for another reason (disk full).
     """
     try:
-        sys.stdout.write(text)
+        if isinstance(text, bytes):
+            sys.stdout.buffer.write(text)
+        else:
+            sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
         _silence_stdout()
@@ -72,25 +75,48 @@ def invoking_user() -> tuple[int, int] | None:
     return int(uid), int(gid)
 
 
+def _no_file(path: str) -> Callable[[bytes], None] | None:
+    """What to do with data for a path that stands for no file; None for any other."""
+    if path == "/dev/stdout":
+        return write_data
+    try:
+        found = os.lstat(path)
+    except (OSError, ValueError):
+        return None
+    is_null = stat.S_ISCHR(found.st_mode) and found.st_rdev == os.makedev(1, 3)
+    return (lambda data: None) if is_null else None
+
+
 class PrivateFile:
     """A file to be written once, at the end: mode 0600, owned by the invoking user.
+
+    ``option``: the one that named it, for messages.
 
     Checked when made, so that a mistake shows before an hour of watching: UsageError when
     the path is a link, a folder or a device, or its folder is missing or not writable. The
     folder is held open, so that what was checked is what is written into.
+
+    Two names are no files and are taken for what people mean by them: /dev/null, and /dev/stdout.
+    Other devices and pipes are refused: root could overwrite a disk, or tell a stranger.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, option: str = "-o") -> None:
         self.path = path
+        self._option = option
+        self._folder: int | None = None
+        self._instead = _no_file(path)
+        if self._instead is not None:
+            return
         parent, self._name = os.path.split(path)
         if self._name in ("", ".", ".."):
-            raise UsageError(f"-o {clean(path)!r} does not name a file", "give a file name")
+            raise UsageError(f"{option} {clean(path)!r} does not name a file", "give a file name")
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         try:
             self._folder = os.open(parent or ".", flags)
         except OSError as error:
             raise UsageError(
-                f"cannot use the folder of -o {clean(path)!r} ({error.strerror})", "choose an existing folder"
+                f"cannot use the folder of {option} {clean(path)!r} ({error.strerror})",
+                "choose an existing folder",
             ) from error
         try:
             self._check()
@@ -101,7 +127,7 @@ class PrivateFile:
     def _check(self) -> None:
         if not os.access(".", os.W_OK | os.X_OK, dir_fd=self._folder):
             raise UsageError(
-                f"the folder of -o {clean(self.path)!r} is not writable", "choose another folder"
+                f"the folder of {self._option} {clean(self.path)!r} is not writable", "choose another folder"
             )
         try:
             found = os.stat(self._name, dir_fd=self._folder, follow_symlinks=False)
@@ -109,42 +135,62 @@ class PrivateFile:
             return
         except OSError as error:
             raise UsageError(
-                f"cannot use -o {clean(self.path)!r} ({error.strerror})", "choose another name"
+                f"cannot use {self._option} {clean(self.path)!r} ({error.strerror})", "choose another name"
             ) from error
         if not stat.S_ISREG(found.st_mode):
             kind = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "not a regular file"
-            raise UsageError(f"-o {clean(self.path)!r} is {kind}", "give the name of a new or regular file")
+            raise UsageError(
+                f"{self._option} {clean(self.path)!r} is {kind}", "give the name of a new or regular file"
+            )
 
     def write(self, text: str) -> None:
         """Writes all of ``text``, or leaves what was there. Raises MachineError."""
-        temporary = f".{self._name[:200]}.{secrets.token_hex(6)}"
+        self.write_pieces([text.encode()])
+
+    def write_pieces(self, pieces: Iterable[bytes]) -> int:
+        """Writes all of ``pieces`` and returns how many bytes, or leaves what was there. Raises
+        MachineError, and whatever making the pieces raises."""
+        if self._instead is not None:
+            size = 0
+            for piece in pieces:
+                size += len(piece)
+                self._instead(piece)
+            return size
+        temporary = f".{self._name[:200]}.{os.urandom(6).hex()}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             self._check()  # it may have become a link meanwhile; rename would replace it
             fd = os.open(temporary, flags, 0o600, dir_fd=self._folder)
             try:
-                self._fill(fd, text)
+                size = self._fill(fd, pieces)
                 os.rename(temporary, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
-            except OSError:
+            except BaseException:
                 os.unlink(temporary, dir_fd=self._folder)
                 raise
         except OSError as error:
             raise MachineError(
-                f"cannot write {clean(self.path)!r} ({error.strerror})", "choose another file with -o"
+                f"cannot write {clean(self.path)!r} ({error.strerror})",
+                f"choose another file with {self._option}",
             ) from error
 
-    def _fill(self, fd: int, text: str) -> None:
-        with open(fd, "w", encoding="utf-8") as file:
+        return size
+
+    def _fill(self, fd: int, pieces: Iterable[bytes]) -> int:
+        size = 0
+        with open(fd, "wb") as file:
             os.fchmod(fd, 0o600)  # the umask may have taken even the owner's bits
             if (user := invoking_user()) is not None:
                 os.fchown(fd, *user)
-            file.write(text)
+            for piece in pieces:
+                size += file.write(piece)
             file.flush()
             os.fsync(fd)
+        return size
 
     def close(self) -> None:
         """Lets go of the folder."""
-        os.close(self._folder)
+        if self._folder is not None:
+            os.close(self._folder)
 
 
 def btf_file(path: str) -> str:

@@ -7,6 +7,8 @@ import signal
 from types import FrameType, TracebackType
 from typing import Self
 
+from ..waking import Wakeup
+
 _PATIENCE = 3
 """So many signals mean that the person does not want to wait for the summary either."""
 
@@ -25,7 +27,9 @@ class Stop:
     signal raises KeyboardInterrupt; so does an impatient third one at any time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, wakeup: Wakeup) -> None:
+        """``wakeup`` is rung by every signal."""
+        self._wakeup = wakeup
         self.asked = False
         self.at_once = True
         self._count = 0
@@ -38,6 +42,7 @@ class Stop:
                 continue  # started with nohup
             signal.signal(number, self._handle)
             self._before.append((number, before))
+        self._wakeup.ring_on_signals()
         return self
 
     def _handle(self, number: int, frame: FrameType | None) -> None:

@@ -10,13 +10,16 @@ import contextlib
 import os
 import sys
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
 from rich.live import Live
 
 from ...exporters.table import TableExporter
 from ..model.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from ...exporters.reporttable import ReportExporter
 
 NARROWEST, WIDEST = 80, 120
 """Columns of the table: it fits the first and has no use for more than the second."""
@@ -25,7 +28,7 @@ NARROWEST, WIDEST = 80, 120
 class LiveView:
     """The table, redrawn in place on the terminal that stderr is; erased at the end."""
 
-    wants_snapshots = True
+    every = 0.5
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -61,10 +64,24 @@ def live_view() -> LiveView | None:
 
 def stdout_table() -> TableExporter:
     """The final table as stdout wants it: its width, and colour on a terminal only."""
+    width, color, ascii_only = _stdout()
+    return TableExporter(width=width, color=color, ascii_only=ascii_only)
+
+
+def stdout_report() -> ReportExporter:
+    """The report of a recording, likewise."""
+    from ...exporters.reporttable import ReportExporter  # more to load than whoever watches needs
+
+    width, color, ascii_only = _stdout()
+    return ReportExporter(width=width, color=color, ascii_only=ascii_only)
+
+
+def _stdout() -> tuple[int, bool, bool]:
+    """Columns, whether there are colours, and whether there is only ASCII."""
     console = Console(highlight=False)
     terminal = sys.stdout.isatty()
     # A pipe has no width; COLUMNS is what a person can say about it.
     width = console.width if terminal or "COLUMNS" in os.environ else NARROWEST
     color = terminal and not console.no_color and not console.is_dumb_terminal
     ascii_only = (sys.stdout.encoding or "ascii").lower().replace("-", "") not in ("utf8", "utf_8")
-    return TableExporter(width=max(40, min(width, WIDEST)), color=color, ascii_only=ascii_only)
+    return max(40, min(width, WIDEST)), color, ascii_only

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from types import TracebackType
 from typing import Protocol, Self
@@ -17,11 +18,15 @@ LINE_SECONDS = 5.0
 LATER_SECONDS = 60.0
 """The same after it: whoever watches all night has a log to keep."""
 
+_EARLY = 0.5
+"""A look may come a moment before it is due, and the next one is a whole :data:`LINE_SECONDS` later."""
+
 
 class View(Protocol):
     """Shows snapshots on stderr while watching, and leaves the terminal as it was."""
 
-    wants_snapshots: bool
+    every: float
+    """Seconds between two snapshots that it has a use for: each costs a few ms of a core."""
 
     def __enter__(self) -> Self: ...
     def __exit__(
@@ -33,7 +38,7 @@ class View(Protocol):
 class SilentView:
     """Nothing at all."""
 
-    wants_snapshots = False
+    every = math.inf
 
     def __enter__(self) -> Self:
         return self
@@ -50,19 +55,19 @@ class SilentView:
 class LineView(SilentView):
     """One plain line every :data:`LINE_SECONDS`: for logs, pipes and dumb terminals."""
 
-    wants_snapshots = True
+    every = LINE_SECONDS
 
     def __init__(self) -> None:
-        self._next = LINE_SECONDS
+        self._next = LINE_SECONDS - _EARLY
         self._changes = 0
 
     def update(self, snapshot: Snapshot) -> None:
-        """Says how far things are, when it is time to; and at once what was shed or came back."""
+        """Says how far things are, when it is time to; and sooner what was shed or came back."""
         window = snapshot.window_seconds
         self._budget(snapshot)
         if window < self._next:
             return
-        self._next = window + (LINE_SECONDS if window < LATER_SECONDS else LATER_SECONDS)
+        self._next = window + (LINE_SECONDS if window < LATER_SECONDS else LATER_SECONDS) - _EARLY
         speeds = [
             f"{rate.phase} {number(rate.tokens_per_second)} tokens/s"
             for rate in rates(snapshot)

@@ -31,7 +31,6 @@ from .header import load_header
 from .links import attach_multi
 from .maps import Map, map_of
 from .programs import Drained, GgmlPrograms, _own_text_offset
-from .ring import Ring
 from .trial import returning
 
 PYTHON = "/usr/bin/python3"
@@ -94,17 +93,11 @@ class BccPrograms(GgmlPrograms):
 
     notes: ClassVar[tuple[str, ...]] = (NOTE,)
 
+    # Tensors come as they are: the programs have no room for taking them apart. Hits come singly.
+    records: ClassVar[Mapping[str, str]] = {**GgmlPrograms.records, "nodes": "raw_chunk", "ops": "op_hit"}
+
     def __init__(self, obj: BccObject, method: str, left_out: Mapping[str, str]) -> None:
-        types = load_header(PROBES / "events.h")
-        super().__init__(obj, method, types, left_out)
-        try:
-            # Tensors come as they are: the programs have no room for taking them apart.
-            ring = obj.map("nodes")
-            self._rings["nodes"].close()
-            self._rings["nodes"] = Ring(ring.fd, ring.max_entries, types.dtype("raw_chunk"))
-        except BaseException:
-            self.close()
-            raise
+        super().__init__(obj, method, load_header(PROBES / "events.h"), left_out)
         self._fields: dict[str, int] = {}
 
     @classmethod
@@ -114,6 +107,7 @@ class BccPrograms(GgmlPrograms):
         *,
         btf_path: str | None = None,
         ring_bytes: Mapping[str, int] = MappingProxyType({}),
+        targets: int = 0,
         bcc: str = BCC,
     ) -> GgmlPrograms:
         """As :meth:`.GgmlPrograms.load`, in about five seconds. ``bcc``: the folder of its package.

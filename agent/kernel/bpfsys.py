@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import os
 import platform
 import struct
@@ -55,8 +56,13 @@ def _numbers() -> tuple[int, int]:
         raise OSError(errno.ENOSYS, f"no BPF system call number for {platform.machine()}") from None
 
 
+@functools.cache
 def strerror(number: int) -> str:
-    """``EPERM (Operation not permitted)``; knows 524 too."""
+    """``EPERM (Operation not permitted)``; knows 524 too.
+
+    Kept: the C library looks for a translation in files each time, and a walk over a map ends with
+    an error.
+    """
     if number == ENOTSUPP:
         return "ENOTSUPP (524)"
     return f"{errno.errorcode.get(number, f'errno {number}')} ({os.strerror(number)})"
@@ -302,10 +308,31 @@ def link_perf_event(program: int, event: int, cookie: int) -> int:
     return bpf(LINK_CREATE, _attr("IIIIQ24x", program, event, ATTACH_PERF_EVENT, 0, cookie))
 
 
-def raw_tracepoint_open(program: int, name: str) -> int:
-    """Attach a program to a raw tracepoint by name; needs no tracefs."""
-    text = ctypes.create_string_buffer(name.encode())
-    return bpf(RAW_TRACEPOINT_OPEN, _attr("QI4x", ctypes.addressof(text), program))
+def raw_tracepoint_open(program: int, name: str | None) -> int:
+    """Attach a program to a raw tracepoint by name; needs no tracefs. None: to the one that it
+    was loaded for (a BTF tracepoint)."""
+    text = None if name is None else ctypes.create_string_buffer(name.encode())
+    return bpf(RAW_TRACEPOINT_OPEN, _attr("QI4x", _address(text), program))
+
+
+def software_event_open(config: int, pid: int, cpu: int, period: int) -> int:
+    """Open (enabled) one of the kernel's software events, overflowing every ``period`` counts.
+
+    ``config`` is of enum perf_sw_ids; ``pid`` -1: every process, on processor ``cpu``. Reading it gives
+    its count and how long it was enabled (ns).
+    """
+    size = 112  # PERF_ATTR_SIZE_VER5: Linux 4.1 and later
+    attr = ctypes.create_string_buffer(struct.pack("=IIQQQQ", 1, size, config, period, 0, 1), size)
+    result = int(
+        _libc.syscall(
+            ctypes.c_long(_numbers()[1]), ctypes.byref(attr), ctypes.c_long(pid), ctypes.c_long(cpu),
+            ctypes.c_long(-1), ctypes.c_long(_PERF_CLOEXEC),
+        )
+    )  # fmt: skip
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, strerror(number))
+    return result
 
 
 def perf_uprobe_open(kind: int, config: int, path: str, offset: int, pid: int, cpu: int) -> int:
@@ -316,7 +343,14 @@ def perf_uprobe_open(kind: int, config: int, path: str, offset: int, pid: int, c
     name = ctypes.create_string_buffer(os.fsencode(path))
     size = 112  # PERF_ATTR_SIZE_VER5: Linux 4.1 and later
     packed = struct.pack("=IIQ24xQIIQQ", kind, size, config, 0, 0, 0, ctypes.addressof(name), offset)
-    attr = ctypes.create_string_buffer(packed, size)
+    return perf_event_open(packed.ljust(size, b"\0"), pid, cpu)
+
+
+def perf_event_open(attributes: bytes, pid: int, cpu: int) -> int:
+    """Open a perf event described by a packed ``struct perf_event_attr``; returns its descriptor."""
+    if struct.unpack_from("=I", attributes, 4)[0] != len(attributes):
+        raise ValueError("the attributes are not as long as they say")
+    attr = ctypes.create_string_buffer(attributes, len(attributes))
     result = int(
         _libc.syscall(
             ctypes.c_long(_numbers()[1]), ctypes.byref(attr), ctypes.c_long(pid), ctypes.c_long(cpu),

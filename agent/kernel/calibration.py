@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import math
 import os
 import platform
-import secrets
 import stat
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from ...probes.build import find_object
+from ..digest import blake2b
 from ..errors import MachineError
 from .bpfsys import strerror
 
@@ -120,7 +118,12 @@ def median_figure(values: Sequence[float]) -> Figure:
     ordered = sorted(max(0.0, v) for v in values)
     n = len(ordered)
     cut = max(0, math.floor((n - 1.96 * math.sqrt(n)) / 2))
-    return Figure(statistics.median(ordered), ordered[cut], ordered[n - 1 - cut], n)
+    return Figure(_middle(ordered), ordered[cut], ordered[n - 1 - cut], n)
+
+
+def _middle(ordered: Sequence[float]) -> float:
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 # ---- what figures hold for --------------------------------------------------------------
@@ -143,7 +146,7 @@ def machine_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 def programs_digest(method: str) -> str:
     """Digest of the object that ``method`` loads. FileNotFoundError when it was not built."""
     path = find_object("ggml_session" if method == "session" else "ggml", platform.machine())
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    return blake2b(path.read_bytes(), digest_size=8).hexdigest()
 
 
 # ---- kept in a state folder ---------------------------------------------------------------
@@ -159,19 +162,13 @@ def load(folder: Path, method: str, *, quick: bool = False) -> Calibration | Non
     Not taken: a damaged file, one that another user owns or may write, a link, and the
     figures of another machine, kernel or build. ``quick`` is content with quick figures.
     """
-    try:
-        fd = os.open(_path(folder, method), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
+    raw = kept_bytes(_path(folder, method))
+    if raw is None:
         return None
     try:
-        state = os.fstat(fd)
-        if not stat.S_ISREG(state.st_mode) or state.st_uid != os.geteuid() or state.st_mode & 0o022:
-            return None
-        found = Calibration.from_json(os.read(fd, _MAX_BYTES))
-    except (OSError, ValueError):
+        found = Calibration.from_json(raw)
+    except ValueError:
         return None
-    finally:
-        os.close(fd)
     here = (method, platform.release(), machine_name(), programs_digest(method))
     if (found.method, found.kernel, found.machine, found.programs) != here or (found.quick and not quick):
         return None
@@ -180,14 +177,36 @@ def load(folder: Path, method: str, *, quick: bool = False) -> Calibration | Non
 
 def store(folder: Path, calibration: Calibration) -> None:
     """Keep it: mode 0600, all of it or what was there before. Raises MachineError."""
-    path = _path(folder, calibration.method)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    keep(_path(folder, calibration.method), calibration.to_json().encode())
+
+
+def kept_bytes(path: Path) -> bytes | None:
+    """What was kept there; None where there is nothing, or nothing that only we can have written."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        state = os.fstat(fd)
+        if not stat.S_ISREG(state.st_mode) or state.st_uid != os.geteuid() or state.st_mode & 0o022:
+            return None
+        return os.read(fd, _MAX_BYTES)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
+def keep(path: Path, content: bytes) -> None:
+    """Write a file of mode 0600: all of it, or what was there before stays. Raises MachineError."""
+    folder = path.parent
+    temporary = path.with_name(f".{path.name}.{os.urandom(6).hex()}")
     try:
         folder.mkdir(mode=0o750, parents=True, exist_ok=True)
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            with open(fd, "w", encoding="utf-8") as file:
-                file.write(calibration.to_json())
+            with open(fd, "wb") as file:
+                file.write(content)
                 file.flush()
                 os.fsync(fd)
             os.rename(temporary, path)

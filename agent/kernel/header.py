@@ -2,8 +2,8 @@
 """Record types and constants from the text of ``probes/events.h``, where no object was built.
 
 The header keeps to what is read here: constants, enumerations, and structures of a fixed size
-with natural alignment and without holes. Anything else is an error, not a guess; a test holds
-the result against the BTF of the built object.
+with natural alignment and without holes, which may hold earlier ones. Anything else is an error,
+not a guess; a test holds the result against the BTF of the built object.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .btf import BtfError, Types
 _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 _DEFINE = re.compile(r"^#define[ \t]+(\w+)[ \t]+([0-9][0-9a-fxA-FX]*)[ \t]*$", re.MULTILINE)
 _BLOCK = re.compile(r"\b(struct|enum)\s+(\w+)\s*\{([^{}]*)\}\s*;")
-_MEMBER = re.compile(r"^(__[us](?:8|16|32|64)|char)\s+(.+)$", re.DOTALL)
+_MEMBER = re.compile(r"^(__[us](?:8|16|32|64)|char|struct\s+\w+)\s+(.+)$", re.DOTALL)
 _FIELD = re.compile(r"^(\w+)(?:\[(\w+)\])?$")
 _VALUE = re.compile(r"^(?:(\d+)u?\s*<<\s*)?(0x[0-9a-fA-F]+|\d+)$")
 
@@ -67,7 +67,11 @@ class HeaderTypes(Types):
                 if member[1] == "char":
                     fields.append((field[1], f"S{count or 1}"))
                     continue
-                kind = f"<{'i' if member[1][2] == 's' else 'u'}{int(member[1][3:]) // 8}"
+                kind: Any
+                if member[1].startswith("struct"):
+                    kind = self.dtype(member[1].split()[1])  # one that came before
+                else:
+                    kind = f"<{'i' if member[1][2] == 's' else 'u'}{int(member[1][3:]) // 8}"
                 fields.append((field[1], (kind, (count,)) if count else kind))
         packed, aligned = np.dtype(fields), np.dtype(fields, align=True)
         if packed.itemsize != aligned.itemsize:

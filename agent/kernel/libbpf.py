@@ -94,6 +94,7 @@ def _library() -> ctypes.CDLL:
         ("bpf_map__set_max_entries", number, pointer, ctypes.c_uint32),
         ("bpf_map__map_flags", ctypes.c_uint32, pointer),
         ("bpf_map__initial_value", pointer, pointer, ctypes.POINTER(size)),
+        ("bpf_map__reuse_fd", number, pointer, number),
         ("libbpf_set_print", pointer, _PRINT),
     ):  # fmt: skip
         try:
@@ -257,6 +258,12 @@ class BpfObject:
         result = self._lib.bpf_map__set_max_entries(self._map(name), entries)
         if result:
             raise ValueError(f"map {name} cannot have {entries} entries: {bpfsys.strerror(-result)}")
+
+    def share_map(self, name: str, fd: int) -> None:
+        """Before loading: let map ``name`` be the loaded one ``fd``, of another object."""
+        result = self._lib.bpf_map__reuse_fd(self._map(name), fd)
+        if result:
+            raise MachineError(f"map {name} cannot be shared: {bpfsys.strerror(-result)}")
 
     # ---- loading and after --------------------------------------------------------------
 

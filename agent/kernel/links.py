@@ -11,6 +11,8 @@ import errno
 import fcntl
 import os
 import stat
+import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +22,11 @@ from . import bpfsys, reasons
 
 _PMU = Path("/sys/bus/event_source/devices/uprobe")
 _ENABLE = 0x2400  # PERF_EVENT_IOC_ENABLE
+HELPERS = 3
+"""Threads that help to close the links of one group."""
+MAX_HELPERS = 8
+"""The same in the whole process, however many targets are let go of at once."""
+_helpers = threading.BoundedSemaphore(MAX_HELPERS)
 
 
 class Link:
@@ -52,6 +59,44 @@ class Link:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def close_together(links: Sequence[Link]) -> None:
+    """Close all of them. Each waits 40 ms and more for the kernel, which lets several wait together."""
+    left = deque(links)
+    failures: list[OSError] = []
+
+    def work() -> None:
+        while left:
+            try:
+                link = left.popleft()
+            except IndexError:
+                return  # another one took the last
+            try:
+                link.close()
+            except OSError as error:
+                failures.append(error)
+
+    def help_out() -> None:
+        try:
+            work()
+        finally:
+            _helpers.release()
+
+    helpers: list[threading.Thread] = []
+    while len(helpers) < min(len(links) - 1, HELPERS) and _helpers.acquire(blocking=False):
+        helper = threading.Thread(target=help_out, name="detach", daemon=True)
+        try:
+            helper.start()
+        except RuntimeError:  # no thread to be had: then one after the other
+            _helpers.release()
+            break
+        helpers.append(helper)
+    work()
+    for helper in helpers:
+        helper.join()
+    if failures:
+        raise failures[0]
 
 
 def attach_multi(
@@ -116,10 +161,13 @@ def attach_perf(prog_fd: int, path: str, offset: int, cookie: int, pid: int = -1
     return Link("perf", descriptors, 1)
 
 
-def attach_raw_tracepoint(prog_fd: int, name: str) -> Link:
-    """Attach to a raw tracepoint such as ``sched_process_exit``; needs no tracefs."""
+def attach_raw_tracepoint(prog_fd: int, name: str, *, typed: bool = False) -> Link:
+    """Attach to a raw tracepoint such as ``sched_process_exit``; needs no tracefs.
+
+    ``typed``: the program was loaded for this very tracepoint (section ``tp_btf/NAME``).
+    """
     try:
-        return Link("raw_tracepoint", [bpfsys.raw_tracepoint_open(prog_fd, name)], 1)
+        return Link("raw_tracepoint", [bpfsys.raw_tracepoint_open(prog_fd, None if typed else name)], 1)
     except OSError as error:
         number = error.errno or 0
         what = f"cannot attach to the tracepoint {name}"

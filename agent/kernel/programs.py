@@ -9,12 +9,14 @@ direction), *perf* (one event per site and direction, everywhere).
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import os
 import platform
 import re
 import struct
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
 from typing import Any, ClassVar
@@ -28,12 +30,13 @@ from . import bpfsys
 from .arrays import MappedArray, read_array
 from .btf import Types
 from .libbpf import BpfObject, load_degrading
-from .links import Link, attach_multi, attach_perf, attach_raw_tracepoint
+from .links import Link, attach_multi, attach_perf, attach_raw_tracepoint, close_together
 from .loaded import LoadedObject
+from .maps import Map
 from .ring import Ring, drain_until
 
 METHODS = ("session", "multi", "perf")
-RINGS = {"events": "event", "ops": "op_hit", "nodes": "node_desc", "ints": "int_chunk", "raws": "raw_chunk"}
+RINGS = {"events": "event", "ops": "op_batch", "nodes": "node_desc", "ints": "int_chunk", "raws": "raw_chunk"}
 _UPROBES = ("on_session", "on_entry", "on_return", "on_op_dispatch", "on_op_fused2")
 
 PATIENCE = 0.02
@@ -47,13 +50,15 @@ class Probe:
     """One site of one file: ``level`` is a number of enum event_level or op_probe.
 
     ``offset`` in bytes of the file; ``moved``: how far the stack pointer lies below its value
-    at function entry; ``returns``: whether the return is wanted too.
+    at function entry; ``returns``: whether the return is wanted too; ``template``: index into map
+    "templates" + 1, or 0.
     """
 
     level: int
     offset: int
     moved: int
     returns: bool
+    template: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,8 @@ class GgmlPrograms:
 
     notes: ClassVar[tuple[str, ...]] = ()
     """What these programs cannot do and others can, for the report."""
+    records: ClassVar[Mapping[str, str]] = RINGS
+    """The structure that each ring's records have."""
 
     def __init__(self, obj: LoadedObject, method: str, types: Types, left_out: Mapping[str, str]) -> None:
         self._object = obj
@@ -85,12 +92,13 @@ class GgmlPrograms:
         self._rings: dict[str, Ring] = {}
         self._sums: MappedArray | None = None
         try:
-            for name, record in RINGS.items():
+            for name, record in self.records.items():
                 ring = obj.map(name)
                 self._rings[name] = Ring(ring.fd, ring.max_entries, types.dtype(record))
             self._known, self._graphs = obj.map("known"), obj.map("graphs")
             self._targets, self._layouts = obj.map("targets"), obj.map("layouts")
             self._stats, self._spares = obj.map("stats"), obj.map("spares")
+            self._tallies: Map | None = None
             self._stat_names = [name[3:].lower() for name in types.enum("stat") if name != "ST_COUNT"]
             self._watch_thread_exits()
         except BaseException:
@@ -104,11 +112,13 @@ class GgmlPrograms:
         *,
         btf_path: str | None = None,
         ring_bytes: Mapping[str, int] = MappingProxyType({}),
+        targets: int = 0,
     ) -> GgmlPrograms:
         """Load for ``method`` (auto, session, multi, perf).
 
         ``ring_bytes``: sizes of rings by name, where not those of the object (powers of two,
-        whole pages).
+        whole pages). ``targets``: for so many targets there are counters of their own (see
+        :meth:`add_tally`); 0: one set of counters for all.
         Raises MachineError saying what the kernel or this process lacks.
         """
         if method != "auto" and method not in METHODS:
@@ -117,14 +127,16 @@ class GgmlPrograms:
         failures: list[ProfinferError] = []
         for candidate in wanted:
             try:
-                return cls._load_one(candidate, btf_path, ring_bytes)
+                return cls._load_one(candidate, btf_path, ring_bytes, targets)
             except MachineError as error:
                 failures.append(error)
         # The last one asks least of the kernel: what it says is what is really missing.
         raise failures[-1]
 
     @classmethod
-    def _load_one(cls, method: str, btf_path: str | None, ring_bytes: Mapping[str, int]) -> GgmlPrograms:
+    def _load_one(
+        cls, method: str, btf_path: str | None, ring_bytes: Mapping[str, int], targets: int
+    ) -> GgmlPrograms:
         name = "ggml_session" if method == "session" else "ggml"
         path = find_object(name, platform.machine())
 
@@ -136,12 +148,17 @@ class GgmlPrograms:
                     obj.programs[program].as_uprobe(way)
             for ring, size in ring_bytes.items():
                 obj.set_max_entries(ring, size)
+            if targets:
+                obj.set_rodata("per_target", 1)
+                obj.set_max_entries("tallies", targets)
             return names
 
         obj, left_out = load_degrading(path, configure, ["on_thread_exit"], btf_path=btf_path)
         try:
             _try_method(obj, method)
-            return cls(obj, method, obj.types(), {n: error.what for n, error in left_out.items()})
+            loaded = cls(obj, method, obj.types(), {n: error.what for n, error in left_out.items()})
+            loaded._tallies = obj.map("tallies") if targets else None
+            return loaded
         except BaseException:
             obj.close()
             raise
@@ -167,15 +184,47 @@ class GgmlPrograms:
                 value[name] = fields[name]
         self._layouts.update(struct.pack("=I", index), value.tobytes())
 
-    def set_target(self, tgid: int, *, layout: int, mode: int, epoch: int = 0) -> None:
-        """Watch process ``tgid``; ``mode`` is one of enum op_mode."""
+    def set_target(
+        self, tgid: int, *, layout: int, mode: int, epoch: int = 0, flags: int = 0, generation: int = 0
+    ) -> None:
+        """Watch process ``tgid``; ``mode`` is one of enum op_mode, ``flags`` of enum target_flag.
+
+        ``generation`` grows when returns may have been missed in this process.
+        """
+        value = self._target(layout, mode, epoch, flags, generation)
+        self._targets.update(struct.pack("=I", tgid), value)
+
+    def set_template(self, index: int, *, layout: int, mode: int, flags: int = 0) -> None:
+        """What is wanted of processes that :meth:`set_target` has not named, at probes attached
+        with this ``template``."""
+        flags |= self.types.constants()["TG_TEMPLATE"]
+        value = self._target(layout, mode, 0, flags, 0)
+        self._object.map("templates").update(struct.pack("=I", index), value)
+
+    def _target(self, layout: int, mode: int, epoch: int, flags: int, generation: int) -> bytes:
         value = np.zeros(1, self.types.dtype("target"))
         value["layout"], value["mode"], value["epoch"] = layout, mode, epoch
-        self._targets.update(struct.pack("=I", tgid), value.tobytes())
+        value["flags"], value["generation"] = flags, generation
+        return value.tobytes()
 
-    def forget_target(self, tgid: int) -> None:
-        """Stop looking at a process (its links are closed by :meth:`detach`)."""
+    def forget_target(self, tgid: int, hashes: Iterable[int] = ()) -> None:
+        """Stop looking at a process (its links are closed by :meth:`detach`), and forget these graphs
+        of it: its number may soon be another's."""
         self._targets.delete(struct.pack("=I", tgid))
+        for hash_ in hashes:
+            self._known.delete(self._hash_key(tgid, hash_))
+        if self._tallies is not None:
+            self._tallies.delete(struct.pack("=I", tgid))
+
+    def add_tally(self, tgid: int) -> None:
+        """Count this process's hits and losses by themselves, from now on; all counts begin at zero.
+
+        OSError(E2BIG): there is no room for one more.
+        """
+        if self._tallies is None:
+            raise ValueError("loaded without counters of single targets")
+        size = self._tallies.value_size * possible_cpus()
+        bpfsys.map_update(self._tallies.fd, struct.pack("=I", tgid), bytes(size))
 
     def confirm(self, tgid: int, hash_: int) -> None:
         """All descriptors of this graph have arrived: do not send them again."""
@@ -202,6 +251,26 @@ class GgmlPrograms:
     def owned_slots(self) -> list[int]:
         """Slots that an execution is writing to at this moment."""
         return [int(n) for n in np.flatnonzero(read_array(self._object.map("owners"), "u4"))]
+
+    def free_slots(self, first: int, count: int) -> None:
+        """Nobody who owned these slots is looked at any more: whose graph was not seen to end, has
+        one for good otherwise."""
+        owners = self._object.map("owners")
+        for slot in self.owned_slots():
+            if first <= slot < first + count:
+                owners.update(struct.pack("=I", slot), bytes(owners.value_size))
+
+    def stop_clock(self, tgid: int) -> None:
+        """Graphs of this process are looked at no more: one that runs now will not be seen to end."""
+        clocks, key = self._object.map("graph_clocks"), struct.pack("=I", tgid)
+        raw = clocks.lookup(key)
+        if raw is None:
+            return
+        value = np.frombuffer(raw, self.types.dtype("graph_clock")).copy()
+        if value["open"][0]:
+            value["total"] += np.uint64(max(0, time.monotonic_ns() - int(value["since"][0])))
+            value["open"] = 0
+            clocks.update(key, value.tobytes())
 
     def sums(self, first: int, count: int) -> Records:
         """Elements of map "sums" (struct node_sum), as they are now."""
@@ -248,25 +317,34 @@ class GgmlPrograms:
         value["slot"], value["first"], value["n_nodes"] = slot + 1, first, elements
         self._spares.update(key.tobytes(), value.tobytes())
 
-    def forget_graphs(self) -> None:
-        """Forget every graph: what was read of them was read by a wrong layout."""
+    def forget_graphs(self, tgid: int | None = None) -> None:
+        """Forget every graph (of this process): what was read of them was read by a wrong layout."""
         for table in (self._known, self._graphs):
             for key in table.keys():  # noqa: SIM118  (a map, not a dict)
-                table.delete(key)
+                if tgid is None or struct.unpack_from("=I", key, 8)[0] == tgid:  # as in struct hash_key
+                    table.delete(key)
 
     def _hash_key(self, tgid: int, hash_: int) -> bytes:
         key = np.zeros(1, self.types.dtype("hash_key"))
         key["hash"], key["tgid"] = hash_, tgid
         return key.tobytes()
 
+    def map_descriptors(self, names: Sequence[str]) -> dict[str, int]:
+        """Descriptors of maps, for programs that share them; LookupError where one is not there."""
+        return {name: self._object.map(name).fd for name in names}
+
     # ---- links --------------------------------------------------------------------------
 
-    def attach(self, group: str, path: str, pid: int, probes: Sequence[Probe]) -> None:
+    def attach(
+        self, group: str, path: str, pid: int, probes: Sequence[Probe], template: int | None = None
+    ) -> None:
         """Attach ``probes`` of the file ``path`` for process ``pid`` (0: every process).
 
-        ``group`` names them for :meth:`detach`. All or nothing; raises TargetError or
-        MachineError.
+        ``group`` names them for :meth:`detach`, ``template`` what is wanted of processes that are
+        not named. All or nothing; raises TargetError or MachineError.
         """
+        if template is not None:
+            probes = [dataclasses.replace(probe, template=template + 1) for probe in probes]
         new: list[Link] = []
         try:
             if self.method == "perf":
@@ -331,23 +409,19 @@ class GgmlPrograms:
             return self._object.program_fd("on_op_dispatch")
         return self._object.program_fd("on_entry")
 
-    def detach(self, group: str) -> None:
-        """Close the links of a group: at once, for each waits 40 ms and more for the kernel."""
-        self._close_all(self._links.pop(group, []))
+    def detach(self, group: str, *, for_all: bool = True) -> None:
+        """Close the links of a group: at once, for each waits 40 ms and more for the kernel.
+
+        ``for_all`` False: the caller raises the generation of those targets that used them.
+        """
+        close_together(self._links.pop(group, []))
         if group in self._following:
             # Returns were missed: what is open in the kernel's books is not to be believed.
             self._following.remove(group)
+            if not for_all:
+                return
             self._generation += 1
             self._object.map("generation").update(bytes(4), struct.pack("=I", self._generation))
-
-    @staticmethod
-    def _close_all(links: Sequence[Link]) -> None:
-        if len(links) < 2:
-            for link in links:
-                link.close()
-            return
-        with ThreadPoolExecutor(len(links), "detach") as pool:
-            list(pool.map(Link.close, links))
 
     # ---- what was seen ------------------------------------------------------------------
 
@@ -361,20 +435,32 @@ class GgmlPrograms:
         rest = [self._rings[name] for name in ("ops", "nodes", "ints", "raws")]
         ends = [ring.reserved for ring in rest] if len(events) else [0] * len(rest)
         parts = [drain_until(ring, end, PATIENCE) for ring, end in zip(rest, ends, strict=True)]
-        return Drained(events, *parts)
+        return Drained(events, unbatched(parts[0]), *parts[1:])
 
     def fill(self) -> float:
         """Share of the fullest ring that waits to be drained."""
         return max(ring.available() / ring.size for ring in self._rings.values())
 
-    def stats(self) -> dict[str, int]:
-        """The counters of enum stat, by lower-case name without prefix, summed over CPUs."""
-        width = self._stats.value_size
-        raw = bpfsys.map_lookup(self._stats.fd, struct.pack("=I", 0), width * possible_cpus())
+    def stats(self, tgid: int | None = None) -> dict[str, int]:
+        """The counters of enum stat, by lower-case name without prefix, summed over CPUs.
+
+        Of one process (empty when it has no counters of its own), or of all that have none.
+        """
+        table, key = self._stats, 0
+        if tgid is not None:
+            if self._tallies is None:
+                return {}
+            table, key = self._tallies, tgid
+        width = table.value_size
+        raw = bpfsys.map_lookup(table.fd, struct.pack("=I", key), width * possible_cpus())
         if raw is None:
             return {}
-        table = np.frombuffer(raw, np.uint64).reshape(-1, width // 8)
-        return dict(zip(self._stat_names, (int(n) for n in table.sum(axis=0)), strict=True))
+        counts = np.frombuffer(raw, np.uint64).reshape(-1, width // 8)
+        return dict(zip(self._stat_names, (int(n) for n in counts.sum(axis=0)), strict=True))
+
+    def map_keys(self, name: str) -> list[bytes]:
+        """The keys that are in a map of the kernel side."""
+        return self._object.map(name).keys()
 
     def recursion_misses(self) -> dict[str, int]:
         """Executions that the kernel skipped, by program: they are in no other number."""
@@ -388,7 +474,7 @@ class GgmlPrograms:
 
     def close(self) -> None:
         """Detach everything and unload. May be called twice."""
-        self._close_all([link for links in self._links.values() for link in links])
+        close_together([link for links in self._links.values() for link in links])
         self._links.clear()
         while self._rings:
             self._rings.popitem()[1].close()
@@ -422,7 +508,7 @@ def _pid_means_thread(release: str) -> bool:
 
 
 def _cookie(probe: Probe) -> int:
-    return probe.level | probe.moved << 8
+    return probe.level | probe.moved << 8 | probe.template << 24
 
 
 def _try_method(obj: BpfObject, method: str) -> None:
@@ -454,8 +540,10 @@ def _own_text_offset() -> int:
     raise MachineError("this Python's own program file has no entry point", "use Debian's /usr/bin/python3")
 
 
+@functools.cache
 def possible_cpus() -> int:
-    """How many values a per-CPU map holds (sparse numbering included)."""
+    """How many values a per-CPU map holds (sparse numbering included): fixed when the kernel boots,
+    and asked for with every drain."""
     with open("/sys/devices/system/cpu/possible", encoding="ascii") as file:
         text = file.read().strip()
     try:
@@ -464,4 +552,14 @@ def possible_cpus() -> int:
         raise MachineError(f"/sys/devices/system/cpu/possible holds {text!r}") from error
 
 
-__all__ = ["METHODS", "Drained", "GgmlPrograms", "Probe", "possible_cpus"]
+def unbatched(ops: Records) -> Records:
+    """The op hits (struct op_hit) in records of ring "ops"; other programs send them one by one."""
+    if "hit" not in (ops.dtype.names or ()):
+        return ops
+    hits = ops["hit"]
+    width = hits.shape[1]
+    used: Records = hits[np.arange(width) < np.minimum(ops["count"], width)[:, None]]
+    return used
+
+
+__all__ = ["METHODS", "Drained", "GgmlPrograms", "Probe", "possible_cpus", "unbatched"]

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """BPF ring buffers, drained in bulk into numpy arrays.
 
-A ring holds records of one size. The kernel maps its data twice in a row, so that any run
-of records is contiguous in memory however it wraps. Each record has a header of 8 bytes:
-length, a busy bit while it is being written, and a discard bit.
+A ring holds records of one size. Each has a header of 8 bytes: length, a busy bit while it is
+being written, and a discard bit. The kernel would map the data twice in a row, so that a record
+is contiguous also where the ring wraps; it is mapped once, for all of it counts as our memory,
+and the one record that wraps is put together.
 
 Records appear in order of reservation; draining stops at the first busy one.
 """
@@ -49,7 +50,7 @@ class RingDecoder:
     """The reading side of a ring over memory that it is given.
 
     ``positions`` are the consumer's and the producer's counter (one u64 each, both in
-    bytes since the beginning), ``data`` the ring's bytes twice in a row.
+    bytes since the beginning), ``data`` the ring's bytes.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class RingDecoder:
         dtype: np.dtype[Any],
     ) -> None:
         self.dtype = dtype
-        self.size = len(data) // 2
+        self.size = len(data)
         self.discarded = 0  # records given up by the kernel side
         self.odd = 0  # records of another size, which no reader of this ring can read
         self._consumer, self._producer, self._data = consumer, producer, data
@@ -87,6 +88,8 @@ class RingDecoder:
         """All complete records since the last drain, as an array of their own memory."""
         position = self._consumer.value
         end = int(self._producer[0])  # first the position,
+        if end == position:
+            return np.empty(0, self.dtype)
         fence()  # then what it covers
         parts: list[Records] = []
         window = _WINDOW
@@ -114,6 +117,9 @@ class RingDecoder:
     def _bulk(self, position: int, count: int) -> tuple[int, Records | None, bool]:
         """(headers passed, the records among them, whether the next one needs a look of its own)."""
         start = position % self.size
+        count = min(count, (self.size - start) // self._stride)
+        if not count:
+            return self._wrapping(start)
         raw = self._data[start : start + count * self._stride]
         headers = raw.view(np.uint32)[:: self._stride // 4]
         plain = headers == self.dtype.itemsize
@@ -132,6 +138,20 @@ class RingDecoder:
             self.discarded += used - int(keep.sum())
             body = body[keep]
         return used, self._copy(body), used < count
+
+    def _wrapping(self, start: int) -> tuple[int, Records | None, bool]:
+        """As :meth:`_bulk`, of the one record that begins before the end of the ring and goes on at
+        its beginning; headers lie on 8 bytes and never wrap."""
+        header = self._header(start)
+        if header == self.dtype.itemsize | _DISCARDED:
+            self.discarded += 1
+            return 1, None, False
+        if header != self.dtype.itemsize:
+            return 0, None, True
+        fence()
+        before = self.size - start
+        raw = np.concatenate((self._data[start:], self._data[: self._stride - before]))
+        return 1, raw[_HEADER : _HEADER + self.dtype.itemsize].view(self.dtype), False
 
     def _copy(self, body: npt.NDArray[Any]) -> Records:
         rows, words = body.shape
@@ -181,14 +201,14 @@ class Ring(RingDecoder):
         page = mmap.PAGESIZE
         try:
             self._own = mmap.mmap(map_fd, page, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
-            self._kernels = mmap.mmap(map_fd, page + 2 * size, mmap.MAP_SHARED, mmap.PROT_READ, offset=page)
+            self._kernels = mmap.mmap(map_fd, page + size, mmap.MAP_SHARED, mmap.PROT_READ, offset=page)
         except OSError as error:
             why = bpfsys.strerror(error.errno or 0)
             raise MachineError(f"a ring buffer cannot be mapped: {why}") from error
         super().__init__(
             ctypes.c_uint64.from_buffer(self._own),
             np.frombuffer(self._kernels, np.uint64, 1),
-            np.frombuffer(self._kernels, np.uint8, 2 * size, page),
+            np.frombuffer(self._kernels, np.uint8, size, page),
             dtype,
         )
 

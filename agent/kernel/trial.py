@@ -26,17 +26,23 @@ _CODE = {
     "x86_64": bytes.fromhex("55 5d c3"),  # push %rbp; pop %rbp; ret
     "aarch64": bytes.fromhex("1f2003d5 c0035fd6"),  # nop; ret
 }
+_STEPPED = {
+    "x86_64": bytes.fromhex("f30f1efa c3"),  # endbr64; ret
+    "aarch64": bytes.fromhex("e00300aa c0035fd6"),  # mov x0, x0; ret
+}
 _SANDBOX = Path(__file__).with_name("sandboxed.py")
 
 
 class VictimFunction:
     """A function in a file of its own that nothing else maps; ``path`` and offset 0 are its site."""
 
-    def __init__(self) -> None:
-        """Raises OSError when the machine forbids executable memory files."""
+    def __init__(self, *, stepped: bool = False) -> None:
+        """``stepped``: it begins with an instruction that the kernel does not emulate, but steps over
+        in a place of its own. Raises OSError when the machine forbids executable memory files."""
+        code = (_STEPPED if stepped else _CODE)[platform.machine()]
         self.descriptor = os.memfd_create("profinferd-trial", os.MFD_CLOEXEC)
         try:
-            os.write(self.descriptor, _CODE[platform.machine()].ljust(mmap.PAGESIZE, b"\x90"))
+            os.write(self.descriptor, code.ljust(mmap.PAGESIZE, b"\x90"))
             self._memory: int | None = map_code(self.descriptor)
         except BaseException:
             os.close(self.descriptor)

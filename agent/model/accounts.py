@@ -6,7 +6,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-HOW = ("call", "graph", "op", "cycle")
+HOW = ("call", "graph", "op", "cycle", "engine_call")
+"""What is paid for: hits of probes on calls, graphs and operators, arming and disarming, and hits on calls
+that the catalogue describes by data (callbudget.py)."""
 
 
 class Account:
@@ -23,10 +25,13 @@ class Account:
         self.busy_s += busy_s
 
     def charge(self, cost: Mapping[str, float]) -> None:
-        """After :meth:`pay` of the same time: what is left over lapses."""
+        """It was spent."""
         for how, seconds in cost.items():
             self.spent[how] += seconds
             self.debt_s += seconds
+
+    def lapse(self) -> None:
+        """All of a time was paid and charged: what is left over is not saved."""
         self.debt_s = max(0.0, self.debt_s)
 
 
@@ -90,6 +95,10 @@ class Rates:
             return 0.0
         return self._busy / self._wall
 
+    def busy_s(self) -> float:
+        """Busy seconds that the rates are made of, fading."""
+        return self._busy
+
     def ratio(self, how: str) -> float:
         """Slowdown by one kind of cost."""
         return self._cost[how] / self._busy if self._busy > 0 else 0.0
@@ -98,6 +107,10 @@ class Rates:
         """Slowdown by token and graph probes."""
         return self.ratio("call") + self.ratio("graph")
 
+    def beside_ops(self) -> float:
+        """Slowdown by everything but the operators."""
+        return self.always_on() + self.ratio("engine_call")
+
     def graph_if_on(self) -> float:
         """Slowdown by graph probes if they were there, from when they were."""
         return self.ratio("call") * self._graph_per_call
@@ -105,6 +118,10 @@ class Rates:
     def op_ratio(self) -> float:
         """Slowdown by op probes while they are armed, before correction."""
         return self._would / self._busy if self._busy > 0 else 0.0
+
+    def seconds_per_graph(self) -> float:
+        """Of the wall clock, from graph to graph; 0: not known."""
+        return self._wall / self._graphs if self._graphs > 0 and self.recent() else 0.0
 
     def cost_per_graph(self) -> float:
         """Seconds of op cost of one graph of the present mix, before correction; 0: not known."""

@@ -50,6 +50,9 @@ __all__ = [
 IDLE_S = 1.0
 #: So long a target is only watched whose first graphs are still to come.
 FIRST_LOOK_S = 0.25
+#: Hits are counted when they happen and busy time when a graph's call is known: of less busy time
+#: than this no ratio is made (9 ms of a target that waited for a core were charged for 20).
+LEAST_BUSY_S = 0.1
 _GOLDEN = 0.6180339887498949
 _MAX_CORRECTION = 20.0
 
@@ -62,6 +65,18 @@ class _Running:
     first_graph_s: float | None = None
     graphs: int = 0
     closing_since: float | None = None
+
+    def left_s(self, now_s: float) -> float:
+        """Seconds until its graphs, its allowance or its time are used up, at the rates so far."""
+        if self.closing_since is not None:
+            return 0.0
+        passed = 0.0 if self.first_graph_s is None else now_s - self.first_graph_s
+        if not self.graphs or passed <= 0:
+            return max(0.0, self.burst.expected_s - passed)
+        rest = (self.burst.graphs - self.graphs) / self.graphs
+        if self.cost_s > 0:
+            rest = min(rest, (self.burst.allowance_s - self.cost_s) / self.cost_s)
+        return max(0.0, min(passed * rest, self.burst.max_seconds - passed))
 
 
 @dataclass(slots=True)
@@ -114,6 +129,8 @@ class Controller:
         self._machine.pay(self.config.budget_ratio * dt)
         for name, load in by_name.items():
             self._observe(now_s, dt, self._targets[name], load)
+        # Only when all have been charged: what one leaves over is there for the others.
+        self._machine.lapse()
         transitions: dict[str, tuple[Transition, ...]] = {}
         waiting = False
         for name in sorted(by_name, key=lambda n: self._targets[n].last_end_s):
@@ -123,7 +140,7 @@ class Controller:
             if change and change.before == Level.NOTHING:
                 target.rates.restart()
             if target.running:
-                self._continue(now_s, target, target.running, load)
+                self._continue(now_s, dt, target, target.running, load)
             elif not waiting:
                 waiting = self._begin(now_s, target)
         return {name: self._decision(now_s, name, transitions[name]) for name in by_name}
@@ -146,6 +163,7 @@ class Controller:
             "call": load.call_hits * prices.call_ns * 1e-9,
             "graph": (load.graph_hits * prices.graph_ns + load.walked * prices.walk_ns) * 1e-9,
             "op": load.op_hits * prices.op_ns * 1e-9 * target.correction,
+            "engine_call": load.engine_calls_s,
         }
         would = sum(p.graphs * p.hits_per_graph for p in load.phases.values()) * prices.op_ns * 1e-9
         graphs = sum(p.graphs for p in load.phases.values() if p.hits_per_graph)
@@ -153,6 +171,7 @@ class Controller:
         target.rates.add(dt, load.busy_s, cost, would, graphs, load.tokens_per_second)
         target.account.pay(self.config.budget_ratio * load.busy_s, load.busy_s)
         self._charge(target, cost)
+        target.account.lapse()
         if target.running:
             target.running.cost_s += cost["op"]
         elif load.in_burst is not None and load.in_burst_estimate:
@@ -174,7 +193,7 @@ class Controller:
 
     def _payback(self, target: _Target) -> float:
         """Busy seconds that pay for the shortest burst."""
-        free = self.config.budget_ratio - target.rates.always_on()
+        free = self.config.budget_ratio - target.rates.beside_ops()
         return self._least(target) / free if free > 0 else float("inf")
 
     def _armed_slowdown(self, target: _Target) -> float:
@@ -187,14 +206,15 @@ class Controller:
             return Verdict(fits=True, why_fits="trial after a pause")
         if not rates.recent():
             return Verdict()
+        enough = rates.busy_s() >= LEAST_BUSY_S
         for lowest, ratio, what in (
             (Level.TOKEN, rates.ratio("call"), "token probes"),
             (Level.GRAPH, rates.always_on(), "token and graph probes"),
         ):
-            if level >= lowest and ratio > config.budget_ratio:
+            if level >= lowest and ratio > config.budget_ratio and enough:
                 return Verdict(f"budget: {what} alone cost {ratio:.2%}")
         payback = self._payback(target)
-        if level == Level.OP and payback > config.max_period_s:
+        if level == Level.OP and payback > config.max_period_s and enough:
             return Verdict(f"budget: a burst of {config.min_graphs} graphs takes {payback:.0f} s to pay for")
         floor, rate = config.qos_min_tokens_per_second, rates.tokens_per_second
         need = 0.0
@@ -259,7 +279,7 @@ class Controller:
         config, rates = self.config, target.rates
         others = (t for t in self._targets.values() if t is not target)
         sharing = 1 + sum(1 for t in others if t.levels.level == Level.OP and t.rates.recent())
-        free = max(0.0, config.budget_ratio - rates.always_on())
+        free = max(0.0, config.budget_ratio - rates.beside_ops())
         period = config.planned_share * free * config.period_s / sharing
         cost = self._graph_cost(target)
         cycle = target.prices.cycle_ns * 1e-9
@@ -269,12 +289,13 @@ class Controller:
         allowance = max(period * min(1.0, rates.utilisation()), self._least(target))
         graphs = int((allowance - cycle) / cost + 1e-9)
         graphs = min(config.max_graphs, max(config.min_graphs, graphs))
-        return Burst(graphs, config.max_burst_s, allowance)
+        each = rates.seconds_per_graph()
+        return Burst(graphs, config.max_burst_s, allowance, min(graphs * each, config.max_burst_s))
 
-    def _continue(self, now_s: float, target: _Target, run: _Running, load: Load) -> None:
+    def _continue(self, now_s: float, dt: float, target: _Target, run: _Running, load: Load) -> None:
         run.graphs += load.summed
         if run.first_graph_s is None and target.active:
-            run.first_graph_s = now_s
+            run.first_graph_s = max(run.begun_s, now_s - dt)  # something ran since the last tick
         if target.levels.level < Level.OP:
             target.cut += 1
             self._end(now_s, target, run, "op level shed")
@@ -317,7 +338,7 @@ class Controller:
         level = target.levels.level
         next_burst: float | None = None
         if level == Level.OP:
-            free = max(0.0, self.config.budget_ratio - target.rates.always_on())
+            free = max(0.0, self.config.budget_ratio - target.rates.beside_ops())
             income = free * target.rates.utilisation()
             debt = target.account.debt_s
             wait = debt / income if debt > 0 and income > 0 else 0.0
@@ -337,4 +358,6 @@ class Controller:
             spent={how: target.account.spent[how] for how in HOW},
             busy_s=target.account.busy_s,
             correction=target.correction,
+            burst_left_s=None if run is None else run.left_s(now_s),
+            free_ratio=max(0.0, self.config.budget_ratio - target.rates.always_on()),
         )

@@ -71,6 +71,7 @@ class Load:
     that is still running may be counted now or when it ends. Hits are those that really
     happened, on the critical path (threads that trap at the same time count once);
     ``walked``: nodes of graphs that were looked at as a whole, for nothing told that they are known.
+    ``engine_calls_s``: what probes on calls cost that are described by data.
     ``summed``: executions with EF_SUMMED that ended, ``summing``: that run now.
     ``tokens_per_second``: decode speed of the running requests, None when there was none.
     ``in_burst``: the measured slowdown of tokens inside bursts, and ``in_burst_estimate``:
@@ -85,6 +86,7 @@ class Load:
     graph_hits: int = 0
     op_hits: int = 0
     walked: int = 0
+    engine_calls_s: float = 0.0
     summed: int = 0
     summing: int = 0
     tokens_per_second: float | None = None
@@ -95,11 +97,12 @@ class Load:
 @dataclass(frozen=True, slots=True)
 class Burst:
     """``graphs`` executions, or ``max_seconds`` after the first one began; ``allowance_s``
-    of cost at most."""
+    of cost at most. ``expected_s``: how long that takes at the rate of late, 0: not known."""
 
     graphs: int
     max_seconds: float
     allowance_s: float
+    expected_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +112,12 @@ class Decision:
     ``level``: probes that may exist at all. ``armed``: op probes are to be there;
     ``summing``: graphs that begin from now on are to be summed (arm first, then sum; at the
     end of a burst summing stops first, and the probes go when the last summed graph ended).
-    ``burst``: the running one. ``next_burst_s``: estimate, None while level OP is shed.
+    ``burst``: the running one, ``burst_left_s``: how long it will go on (0: not known, None: there
+    is none). ``next_burst_s``: estimate, None while level OP is shed.
     ``reason``: of the level; ``activity``: what the op level is doing, in words.
-    ``spent``: seconds of cost by "call", "graph", "op", "cycle", only growing, as estimated;
+    ``spent``: seconds of cost by accounts.HOW, only growing, as estimated;
     ``busy_s``: what they compare with. ``correction``: factor that the measured overhead
-    puts on the price of an op hit.
+    puts on the price of an op hit. ``free_ratio``: of the budget, what token and graph probes leave over.
     """
 
     target: str
@@ -130,6 +134,8 @@ class Decision:
     spent: Mapping[str, float]
     busy_s: float
     correction: float
+    burst_left_s: float | None = None
+    free_ratio: float = 0.0
 
     @property
     def estimated_ratio(self) -> float | None:

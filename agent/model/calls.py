@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple
 
 from .records import Flag, Kind, Level, Records, columns
 
@@ -19,11 +19,35 @@ MAX_GRAPHS_PER_CALL = 4096
 
 _PROCESS_ENCODE = 0  # enum llama_process_type, as CALL_BEGIN carries it in `status`
 
-_FIELDS = (
-    "ts", "begin_ts", "tgid", "tid", "seq", "call", "parent", "kind", "level", "flags",
-    "object", "status", "uid", "hash", "n_nodes", "n_pos", "n_out", "batch_tokens", "pos",
-    "out", "hits", "accepted", "lost", "op_faults", "sum_slot", "tokens",
-)  # fmt: skip
+
+class _Event(NamedTuple):
+    """``struct event``, what is needed of it, in plain numbers and lists of them."""
+
+    ts: int
+    begin_ts: int
+    tgid: int
+    tid: int
+    seq: int
+    call: int
+    parent: int
+    kind: int
+    level: int
+    flags: int
+    object: int
+    status: int
+    hash: int
+    n_nodes: int
+    n_pos: int
+    n_out: int
+    batch_tokens: int
+    pos: list[int]
+    out: list[int]
+    hits: int
+    accepted: int
+    lost: int
+    op_faults: int
+    sum_slot: int
+    tokens: int
 
 
 @dataclass(slots=True, eq=False)
@@ -107,10 +131,11 @@ class CallStacks:
     def feed(self, events: Records) -> list[Call]:
         """Calls that ended, in order of their end. Any records in any order are survived."""
         done: list[Call] = []
-        for row in zip(*columns(events, _FIELDS), strict=True):
-            event = dict(zip(_FIELDS, row, strict=True))
-            kind = event["kind"]
-            if not event["seq"]:
+        if not len(events):
+            return done
+        for event in map(_Event._make, zip(*columns(events, _Event._fields), strict=True)):
+            kind = event.kind
+            if not event.seq:
                 # Only an end whose begin was not seen has no number.
                 self.unpaired += 1
             elif kind == Kind.GRAPH_BEGIN:
@@ -122,10 +147,10 @@ class CallStacks:
             elif kind == Kind.CALL_END:
                 self._call_end(event, done)
             elif kind == Kind.CALL_ABANDONED:
-                if not event["parent"]:
-                    self._abandon(event["seq"], event["ts"], done)
+                if not event.parent:
+                    self._abandon(event.seq, event.ts, done)
             elif kind == Kind.GRAPH_ABANDONED:
-                self._graph_lost(event["seq"])
+                self._graph_lost(event.seq)
         return done
 
     def sweep(self, dead: set[int], now: int) -> list[Call]:
@@ -154,27 +179,27 @@ class CallStacks:
 
     # -- calls -----------------------------------------------------------------
 
-    def _call_begin(self, event: dict[str, Any], done: list[Call]) -> None:
-        encode = event["level"] == Level.ENCODE or (
-            event["level"] == Level.PROCESS and event["status"] == _PROCESS_ENCODE
+    def _call_begin(self, event: _Event, done: list[Call]) -> None:
+        encode = event.level == Level.ENCODE or (
+            event.level == Level.PROCESS and event.status == _PROCESS_ENCODE
         )
-        if event["parent"]:
+        if event.parent:
             # Only the outermost counts (case C50), but it did encode then.
-            outer = self._calls.get(self._call_of.get(event["tid"], 0))
+            outer = self._calls.get(self._call_of.get(event.tid, 0))
             if outer is not None and encode:
                 outer.encode = True
             return
-        left = self._call_of.get(event["tid"])
+        left = self._call_of.get(event.tid)
         if left is not None:
-            self._abandon(left, event["ts"], done)
+            self._abandon(left, event.ts, done)
         self._open_call(
             Call(
-                event["seq"], event["tgid"], event["tid"], event["level"], event["object"],
-                event["ts"], event["batch_tokens"], encode,
+                event.seq, event.tgid, event.tid, event.level, event.object,
+                event.ts, event.batch_tokens, encode,
             )
         )  # fmt: skip
         while len(self._calls) > MAX_OPEN:
-            self._abandon(next(iter(self._calls)), event["ts"], done)
+            self._abandon(next(iter(self._calls)), event.ts, done)
 
     def _open_call(self, call: Call) -> None:
         replaced = self._calls.pop(call.seq, None)
@@ -183,25 +208,25 @@ class CallStacks:
         self._calls[call.seq] = call
         self._call_of[call.tid] = call.seq
 
-    def _call_end(self, event: dict[str, Any], done: list[Call]) -> None:
-        if event["flags"] & Flag.UNPAIRED or not event["begin_ts"]:
+    def _call_end(self, event: _Event, done: list[Call]) -> None:
+        if event.flags & Flag.UNPAIRED or not event.begin_ts:
             self.unpaired += 1
             return
-        if event["parent"]:
+        if event.parent:
             return
-        call = self._calls.pop(event["seq"], None)
+        call = self._calls.pop(event.seq, None)
         if call is None:
             # The begin record was lost; its end repeats what is needed.
             call = Call(
-                event["seq"], event["tgid"], event["tid"], event["level"], event["object"],
-                None, 0, event["level"] == Level.ENCODE,
+                event.seq, event.tgid, event.tid, event.level, event.object,
+                None, 0, event.level == Level.ENCODE,
             )  # fmt: skip
         if self._call_of.get(call.tid) == call.seq:
             del self._call_of[call.tid]
-        call.begin = event["begin_ts"] if call.begin is None else call.begin
-        call.object = call.object or event["object"]
-        call.end = event["ts"]
-        call.status = _int32(event["status"])
+        call.begin = event.begin_ts if call.begin is None else call.begin
+        call.object = call.object or event.object
+        call.end = event.ts
+        call.status = _int32(event.status)
         done.append(call)
 
     def _abandon(self, seq: int, now: int, done: list[Call]) -> None:
@@ -217,17 +242,17 @@ class CallStacks:
 
     # -- graphs ----------------------------------------------------------------
 
-    def _graph_begin(self, event: dict[str, Any]) -> None:
-        parent = self._graphs.get(event["parent"]) if event["parent"] else None
+    def _graph_begin(self, event: _Event) -> None:
+        parent = self._graphs.get(event.parent) if event.parent else None
         root = None if parent is None else parent.root or parent
         graph = GraphRun(
-            event["seq"], event["tgid"], event["tid"], event["level"], event["object"],
-            event["hash"], event["ts"], event["flags"], event["n_nodes"], event["n_pos"],
-            event["n_out"], event["pos"], event["out"], root,
+            event.seq, event.tgid, event.tid, event.level, event.object,
+            event.hash, event.ts, event.flags, event.n_nodes, event.n_pos,
+            event.n_out, event.pos, event.out, root,
         )  # fmt: skip
-        graph.tokens = event["tokens"]
-        if graph.flags & Flag.SUMMED and event["sum_slot"]:
-            graph.slot = event["sum_slot"] - 1
+        graph.tokens = event.tokens
+        if graph.flags & Flag.SUMMED and event.sum_slot:
+            graph.slot = event.sum_slot - 1
         if root is not None and not graph.hash and graph.flags & Flag.SAME:
             graph.hash = parent.hash if parent is not None else 0
         self._graphs.pop(graph.seq, None)
@@ -235,18 +260,18 @@ class CallStacks:
         while len(self._graphs) > MAX_OPEN:
             self._graph_lost(next(iter(self._graphs)))
 
-    def _graph_end(self, event: dict[str, Any], done: list[Call]) -> None:
-        if event["flags"] & Flag.UNPAIRED:
+    def _graph_end(self, event: _Event, done: list[Call]) -> None:
+        if event.flags & Flag.UNPAIRED:
             self.unpaired += 1
             return
-        graph = self._graphs.pop(event["seq"], None)
+        graph = self._graphs.pop(event.seq, None)
         if graph is None:
             self.unpaired += 1
             return
-        graph.end = event["ts"]
-        graph.end_flags = event["flags"]
-        graph.hits, graph.accepted = event["hits"], event["accepted"]
-        graph.lost, graph.op_faults = event["lost"], event["op_faults"]
+        graph.end = event.ts
+        graph.end_flags = event.flags
+        graph.hits, graph.accepted = event.hits, event.accepted
+        graph.lost, graph.op_faults = event.lost, event.op_faults
         if graph.root is not None:
             if len(graph.root.inner) < MAX_GRAPHS_PER_CALL:
                 graph.root.inner.append(graph)
@@ -264,8 +289,8 @@ class CallStacks:
         else:
             self.dropped.append(graph)
 
-    def _enclosing(self, event: dict[str, Any], graph: GraphRun) -> Call | None:
-        seq = event["call"]
+    def _enclosing(self, event: _Event, graph: GraphRun) -> Call | None:
+        seq = event.call
         if not seq:
             return None
         call = self._calls.get(seq)

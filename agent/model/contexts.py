@@ -16,13 +16,17 @@ from .tokens import Run
 MAX_CONTEXTS = 64
 _Key = tuple[str, int, int]
 
+_AGREED = 3
+"""Two contexts of different threads that happen to be at the same positions may agree once."""
+
 TARGET = "target"
 DRAFT = "draft"
 
 
 @dataclass(slots=True, eq=False)
 class Context:
-    """One context; ``role`` None until speculation tells. ``held``: see the session."""
+    """One context; ``role`` None until speculation tells. ``held``: see the session. ``agreed``: how
+    often what it made was just what a target on another thread verified."""
 
     number: int
     tgid: int
@@ -30,6 +34,7 @@ class Context:
     role: str | None = None
     tracker: ContextTracker = field(default_factory=ContextTracker)
     held: object | None = None
+    agreed: int = 0
 
 
 @dataclass(slots=True)
@@ -39,6 +44,7 @@ class Retired:
     counts: TokenCounts = field(default_factory=TokenCounts)
     first_token: LatencyStore = field(default_factory=LatencyStore)
     inter_token: LatencyStore = field(default_factory=LatencyStore)
+    between_calls: LatencyStore = field(default_factory=LatencyStore)
     contexts: int = 0
 
 
@@ -80,20 +86,30 @@ class Contexts:
             self.retired.counts.add(context.tracker.counts)
             self.retired.first_token.add(context.tracker.first_token)
             self.retired.inter_token.add(context.tracker.inter_token)
+            self.retired.between_calls.add(context.tracker.between_calls)
 
     def verified(self, target: Context, since_ns: int, begin_ns: int, runs: Iterable[Run]) -> None:
         """A verification makes its context a target; the thread's other context that made
-        these very positions since the target's last call is its draft."""
+        these very positions since the target's last call is its draft.
+
+        A server may leave drafting to another thread. There, several contexts may be at work at the
+        same time: a draft made all the positions that were guessed and nothing else, more than once.
+        """
         target.role = TARGET
+        runs = list(runs)
         spans = [(run.start - 1, run.start + run.length) for run in runs]
+        guessed = {pos for run in runs for pos in range(run.start, run.start + run.length - 1)}
         for other in self._contexts.values():
-            if other is target or other.role or (other.tgid, other.tid) != (target.tgid, target.tid):
+            if other is target or other.role or other.tgid != target.tgid:
                 continue
-            if any(
-                since_ns <= end <= begin_ns and any(low <= pos < high for low, high in spans)
-                for end, pos in other.tracker.recent_rows
-            ):
-                other.role = DRAFT
+            made = {pos for end, pos in other.tracker.recent_rows if since_ns <= end <= begin_ns}
+            if other.tid == target.tid:
+                if any(low <= pos < high for pos in made for low, high in spans):
+                    other.role = DRAFT
+            elif made and made == guessed:
+                other.agreed += 1
+                if other.agreed >= _AGREED:
+                    other.role = DRAFT
 
     def _key(self, call: Call, scheds: list[tuple[int, int]]) -> _Key:
         if call.seq and call.object:

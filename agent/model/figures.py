@@ -51,7 +51,7 @@ def figures(nodes: Sequence[Node], leaves: Sequence[Leaf], expected: npt.NDArray
         rows=_count(head.ne[1]) if head is not None and pooled is None else None,
         pooled=pooled,
         kv_length=max(lengths) if lengths else None,
-        has_rope=any(node.op == "ROPE" for node in nodes),
+        has_rope=any(node.op == "ROPE" and not view.elsewhere(node, 1) for node in nodes),
         has_attention=bool(lengths),
         is_k_shift=k_shift,
         has_output=head is not None,
@@ -85,6 +85,13 @@ class _View:
         if source.node is not None:
             return self.nodes[source.node]
         return self.leaves[source.leaf] if source.leaf is not None else None
+
+    def elsewhere(self, node: Node, slot: int) -> bool:
+        """Whether a source is the scheduler's copy for another backend than the CPU, by its name
+        "<backend>#<tensor>#<n>": its data is on a device, and nobody expects to read it."""
+        tensor = self.tensor(node, slot)
+        name = tensor.name if tensor is not None else ""
+        return "#" in name[1:] and not name.startswith("CPU#")
 
     def base_kind(self, source: Source | None) -> LeafKind | None:
         if source is None or source.base_leaf is None:

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ..digest import blake2b
 from . import roles
 from .execution import account
 from .figures import figures
@@ -54,8 +55,11 @@ __all__ = [
     "Tensor",
     "TypeTraits",
     "account",
+    "assemble",
     "build_graph",
     "clean_name",
+    "fields_of",
+    "structure",
 ]
 
 _ND_NODE, _ND_LEAF = 0, 1  # enum node_role of probes/events.h
@@ -96,7 +100,7 @@ def build_graph(
     kinds = [roles.leaf_kind(t.name, t.flags) for t in leaf_tensors]
     leaf_roles = [roles.leaf_role(t.name, k) for t, k in zip(leaf_tensors, kinds, strict=True)]
     leaves = tuple(
-        Leaf(**_fields(t), kind=kind, role=role, layer=layer)
+        Leaf(*(*fields_of(t), kind, role, layer))
         for t, kind, (role, layer) in zip(leaf_tensors, kinds, leaf_roles, strict=True)
     )
     assigned = roles.assign(tensors, sources, kinds, leaf_roles)
@@ -104,7 +108,7 @@ def build_graph(
         _node(i, tensors[i], sources[i], assigned[i], leaves, rows.sub_op(node_rows[i]))
         for i in range(n_nodes)
     )
-    return _graph(nodes, leaves, hash=hash, n_nodes=n_nodes, cut=cut)
+    return assemble(nodes, leaves, hash=hash, n_nodes=n_nodes, cut=cut)
 
 
 def clean_name(raw: bytes) -> str:
@@ -245,11 +249,9 @@ def _incomplete(n_nodes: int, present: set[int]) -> Incomplete:
     return Incomplete(n_nodes, n_nodes - len(present), tuple(missing))
 
 
-_TENSOR_FIELDS = tuple(field.name for field in dataclasses.fields(Tensor))
-
-
-def _fields(tensor: Tensor) -> dict[str, Any]:
-    return {name: getattr(tensor, name) for name in _TENSOR_FIELDS}
+# The fields of a tensor, in order: leaves and nodes begin with them. As a tuple, not by name,
+# for a big graph has thousands and a new one is read while the target computes.
+fields_of: Callable[[Tensor], tuple[Any, ...]] = attrgetter(*(f.name for f in dataclasses.fields(Tensor)))
 
 
 def _node(
@@ -262,20 +264,22 @@ def _node(
 ) -> Node:
     weight = leaves[role.weight] if role.weight is not None else None
     repacked = weight is not None and weight.extra != 0 and tensor.op in _WEIGHT_KERNELS
-    return Node(
-        **_fields(tensor),
-        index=index,
-        sub_op=sub_op,
-        sources=sources,
-        dtype=weight.type if weight is not None and not weight.fault else tensor.type,
-        role=role.role,
-        layer=role.layer,
-        kernel="repack" if repacked else "native",
-        weight=role.weight,
-    )
+    dtype = weight.type if weight is not None and not weight.fault else tensor.type
+    kernel = "repack" if repacked else "native"
+    rest = (index, sub_op, sources, dtype, role.role, role.layer, kernel, role.weight)
+    return Node(*(*fields_of(tensor), *rest))
 
 
-def _graph(nodes: tuple[Node, ...], leaves: tuple[Leaf, ...], *, hash: int, n_nodes: int, cut: bool) -> Graph:
+def assemble(
+    nodes: tuple[Node, ...],
+    leaves: tuple[Leaf, ...],
+    *,
+    hash: int,
+    n_nodes: int,
+    cut: bool,
+    topology: str | None = None,
+) -> Graph:
+    """The graph of finished nodes and leaves; ``topology`` where it is known already."""
     # Engines before the COMPUTE flag run every node; later ones only those that carry it.
     flagged = any(node.flags & FLAG_COMPUTE for node in nodes)
     empty = np.array([node.elements == 0 for node in nodes], dtype=np.bool_)
@@ -290,8 +294,7 @@ def _graph(nodes: tuple[Node, ...], leaves: tuple[Leaf, ...], *, hash: int, n_no
     key = figures(nodes, leaves, expected)
     return Graph(
         hash=hash,
-        topology=_digest(nodes, leaves, shapes=False),
-        structure=_digest(nodes, leaves, shapes=True),
+        topology=topology or _digest(nodes, leaves),
         n_nodes=n_nodes,
         cut=cut,
         nodes=nodes,
@@ -316,12 +319,17 @@ def _graph(nodes: tuple[Node, ...], leaves: tuple[Leaf, ...], *, hash: int, n_no
     )
 
 
-def _digest(nodes: Sequence[Node], leaves: Sequence[Leaf], *, shapes: bool) -> str:
+def structure(graph: Graph) -> str:
+    """The topology with dimensions: equal for graphs of the same shapes; 16 hex digits."""
+    return _digest(graph.nodes, graph.leaves, shapes=True)
+
+
+def _digest(nodes: Sequence[Node], leaves: Sequence[Leaf], *, shapes: bool = False) -> str:
     """Hash over operators, types and edges, with or without dimensions; 16 hex digits.
 
     Names, addresses and parameters stay out: they differ between layers, runs and calls.
     """
-    state = hashlib.blake2b(digest_size=8)
+    state = blake2b(digest_size=8)
     for node in nodes:
         edges = ",".join(
             f"{s.slot}:n{s.node}" if s.node is not None

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from .calls import GraphRun
 from .losses import Losses
 from .opwork import Execution
+from .placement import Placements
 from .plancache import PlanCache
 from .plans import Plan
 from .records import Flag, Level
@@ -41,6 +42,24 @@ class Mark:
     warmup: bool = False
 
 
+def placement(root: GraphRun, backend: Callable[[int], str]) -> tuple[list[GraphRun], str]:
+    """Which splits of a graph another backend took, and the name of where the whole ran."""
+    cpu = [r for r in (root, *root.inner) if r.level == Level.CPU]
+    # A backend that computes here runs a CPU graph inside; another only takes work.
+    away = [
+        r
+        for r in (root, *root.inner)
+        if r.level == Level.BACKEND
+        and not any(r.begin <= c.begin and (c.end or 0) <= (r.end or 0) for c in cpu)
+    ]
+    names = {backend(r.object) for r in away} | ({CPU} if cpu else set())
+    if names == {CPU} and root.level == Level.SCHED and sum(r.n_nodes for r in cpu) < root.n_nodes:
+        return away, MIXED_BACKENDS  # the rest ran where nobody looks (yet)
+    if len(names) == 1:
+        return away, names.pop()
+    return away, MIXED_BACKENDS if names else UNKNOWN_BACKEND
+
+
 class GraphWork:
     """Sums per graph and per op. ``backends`` names backend objects by address."""
 
@@ -54,6 +73,9 @@ class GraphWork:
         self._plans = plans
         self._losses = losses
         self._named = backends
+        #: Asked for the name of a backend at an address, once each.
+        self.namer: Callable[[int], str | None] = lambda object: None
+        self.placements = Placements()
         self._numbered: dict[int, str] = {}
         self._pending: OrderedDict[tuple[int, int], list[_Pending]] = OrderedDict()
         self._n_pending = 0
@@ -78,17 +100,7 @@ class GraphWork:
     def add(self, root: GraphRun, work: Mapping[int, Execution], phase: Phase, mark: Mark, now: int) -> None:
         """One outermost graph with the splits inside it; ``work`` by seq of CPU splits."""
         cpu = [r for r in (root, *root.inner) if r.level == Level.CPU]
-        # A backend that computes here runs a CPU graph inside; another only takes work.
-        away = [
-            r
-            for r in (root, *root.inner)
-            if r.level == Level.BACKEND
-            and not any(r.begin <= c.begin and (c.end or 0) <= (r.end or 0) for c in cpu)
-        ]
-        names = {self.backend(r.object) for r in away} | ({CPU} if cpu else set())
-        name = UNKNOWN_BACKEND if not names else MIXED_BACKENDS
-        if len(names) == 1:
-            name = names.pop()
+        away, name = placement(root, self.backend)
         sampled = False
         for run in cpu:
             entry = self._enter(run, root, phase, CPU, mark)
@@ -99,6 +111,11 @@ class GraphWork:
         for run in away:
             self.enqueued = True
             self._enter(run, root, phase, self.backend(run.object), mark).enqueued = True
+        if away and not mark.failed:
+            for run in (*cpu, *away):
+                place = CPU if run.level == Level.CPU else self.backend(run.object)
+                plan = self._plans.get(run.tgid, run.hash)
+                self.placements.ran(run.tgid, run.hash, phase, place, plan)
         if all(run.hash != root.hash for run in (*cpu, *away)):
             self._enter(root, root, phase, name, mark)
         self.graphs.entry(root.hash, phase, name).whole_ns += root.ns
@@ -110,7 +127,8 @@ class GraphWork:
         if name is None:
             if len(self._numbered) >= _MAX_BACKENDS:
                 return "other"
-            name = self._numbered[object] = f"backend_{len(self._numbered)}"
+            name = self.namer(object) or f"backend_{len(self._numbered)}"
+            self._numbered[object] = name
         return name
 
     def tidy(self, now: int) -> None:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from .calls import Call, GraphRun
 from .plans import GraphFacts
 from .records import CHUNK_INTS, INLINE_INTS, Chunk, Flag, Records, group_by_seq
-from .tokens import MAX_TOKENS, GraphTokens, assemble, image_run, row_mask, split_runs
+from .tokens import MAX_TOKENS, GraphTokens, Run, assemble, image_run, row_mask, split_runs
 
 _MAX_HELD = 8192
 _MROPE_PARTS = 4
@@ -74,6 +74,12 @@ def read_tokens(root: GraphRun, graph: GraphFacts | None, chunks: ChunkStore, ca
     if root.n_pos == 0:
         rotary = graph is not None and graph.has_rope
         return GraphTokens(tokens, rows, None, rotary, encoder)
+    if tokens == root.n_pos == 1 and root.pos:
+        # Nearly all of a generation: without arrays, which take longer than the rest of the token.
+        row = _lone_row(root, rows, every)
+        if row is not None:
+            start = root.pos[0]
+            return GraphTokens(tokens, rows, (Run(start, 1, int(row), row, start + 1),), False, encoder)
     pos = assemble(root.n_pos, root.pos[:INLINE_INTS], chunks.values(root.seq, Chunk.POS))
     mask = _mask(root, tokens, rows, every, chunks)
     if pos is None or mask is None or len(pos) not in (tokens, tokens * _MROPE_PARTS):
@@ -105,6 +111,15 @@ def _count_rows(
         # No row ids: a chunk of a prompt, or the engine's own record was not readable.
         return (None, False) if root.flags & Flag.FAULT else (0, False)
     return graph.rows, graph.rows == tokens
+
+
+def _lone_row(root: GraphRun, rows: int | None, every: bool) -> bool | None:
+    """As :func:`_mask`, of the only token; None where that has to look."""
+    if every:
+        return True
+    if root.n_out:
+        return True if root.n_out == 1 and root.out and root.out[0] == 0 else None
+    return bool(rows) if rows in (0, 1) else None
 
 
 def _mask(

@@ -22,9 +22,8 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict, deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
-from statistics import median
 
 TRIM = 0.1
 #: Two-sided 95 % quantiles of Student's t for 1..4 degrees of freedom; beyond, the series.
@@ -237,3 +236,10 @@ class MeasuredOverhead:
         # share counts slowed seconds: without probes they would be share / (1 + ratio).
         low, value, high = (share * r / (1 + r - share * r) for r in (burst.low, burst.value, burst.high))
         return Interval(value, low, high)
+
+
+def median(values: Iterable[float]) -> float:
+    """The middle one, or the mean of the two. (``statistics`` loads decimal arithmetic: a MiB.)"""
+    ordered = sorted(values)
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 from .graph import Graph, Incomplete, TypeTraits, build_graph
 from .plans import OpKey, Plan
 from .records import Records, group_by_seq
+from .resize import Skeleton, resized
 
 _Key = tuple[int, int]
 
@@ -45,6 +46,7 @@ class PlanCache:
         self._max_graphs = max(graphs, 1)
         self._plans: OrderedDict[_Key, Plan] = OrderedDict()
         self._with_graph: OrderedDict[_Key, None] = OrderedDict()
+        self._templates: OrderedDict[tuple[int, bytes], _Key] = OrderedDict()
         self._names: dict[OpKey, OpKey] = {}
         self._parts: OrderedDict[int, list[Records]] = OrderedDict()
         self._held = 0
@@ -52,6 +54,8 @@ class PlanCache:
         self._asked: OrderedDict[_Key, None] = OrderedDict()
         self.confirmed: list[_Key] = []
         self.resend: list[_Key] = []
+        #: Told of every graph that is built: its key, nodes, descriptors, n_nodes, cut.
+        self.built: Callable[[_Key, Graph, Records, int, bool], None] | None = None
 
     def __len__(self) -> int:
         return len(self._plans)
@@ -94,8 +98,19 @@ class PlanCache:
         if not parts:
             self._again(key)
             return False
+        descs = np.concatenate(parts)
+        skeleton = Skeleton.of(descs, n_nodes, cut=cut)
+        sibling = self._sibling(tgid, skeleton)
+        if skeleton is not None and sibling is not None and sibling.graph is not None:
+            graph = resized(sibling.graph, skeleton, hash)
+            self.confirmed.append(key)
+            self._tries.pop(key, None)
+            self._asked.pop(key, None)
+            if self.built is not None:
+                self.built(key, graph, descs, n_nodes, cut)
+            return self._keep(key, graph, skeleton, sibling)
         built = build_graph(
-            np.concatenate(parts), n_nodes, self._tables.ops, self._tables.types,
+            descs, n_nodes, self._tables.ops, self._tables.types,
             hash=hash, unary=self._tables.unary, glu=self._tables.glu, cut=cut,
         )  # fmt: skip
         if isinstance(built, Incomplete):
@@ -105,7 +120,9 @@ class PlanCache:
             self.confirmed.append(key)
             self._tries.pop(key, None)
         self._asked.pop(key, None)
-        return self._keep(key, built)
+        if self.built is not None:
+            self.built(key, built, descs, n_nodes, cut)
+        return self._keep(key, built, skeleton)
 
     def evict(self) -> list[tuple[_Key, Plan]]:
         """What no longer fits; the caller folds its sums."""
@@ -129,14 +146,29 @@ class PlanCache:
             _bound(self._asked)
             self.resend.append(key)
 
-    def _keep(self, key: _Key, graph: Graph) -> bool:
+    def _sibling(self, tgid: int, skeleton: Skeleton | None) -> Plan | None:
+        """A plan, its graph not released, of the same nodes in other dimensions."""
+        key = self._templates.get((tgid, skeleton.key)) if skeleton is not None else None
+        plan = self._plans.get(key) if key is not None else None
+        return plan if plan is not None and plan.graph is not None else None
+
+    def _keep(self, key: _Key, graph: Graph, skeleton: Skeleton | None, sibling: Plan | None = None) -> bool:
         old = self._plans.get(key)
         if old is not None and old.facts.faults <= graph.faults:
             self._plans.move_to_end(key)
             return False
         if len(self._names) > _MAX_BOOK:
             self._names.clear()
-        self._plans[key] = Plan.of(graph, self._names)
+        if skeleton is not None and sibling is not None:
+            self._plans[key] = sibling.resized(graph, skeleton.dims())
+        else:
+            self._plans[key] = Plan.of(graph, self._names)
+        if skeleton is not None:
+            # The latest one, which keeps its graph longest.
+            self._templates[key[0], skeleton.key] = key
+            self._templates.move_to_end((key[0], skeleton.key))
+            while len(self._templates) > self._max_graphs:
+                self._templates.popitem(last=False)
         self._plans.move_to_end(key)
         self._with_graph[key] = None
         while len(self._with_graph) > self._max_graphs:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import costs
+from .alike import Alike, dims_of
 from .graph import Graph
 
 _UNKNOWN = -1
@@ -93,8 +94,11 @@ class Plan:
     keys: list[OpKey]
     group: npt.NDArray[np.int32]
     by_experts: frozenset[int]
+    alike: Alike
+    _same: npt.NDArray[np.int32]
     _flops: Ints
     _bytes: Ints
+    _pairs: dict[tuple[int, int, int], int] = field(default_factory=dict)
     _experts: dict[tuple[int, int], int] = field(default_factory=dict)
     order: Order | None = None
     """In which kernels last ran, if none was missing between two: nearly always the same."""
@@ -106,8 +110,6 @@ class Plan:
         ``names`` lets all plans share their keys.
         """
         n = len(graph.nodes)
-        before = np.zeros(n + 1, dtype=np.int32)
-        np.cumsum(graph.expected, out=before[1:])
         keys: dict[OpKey, int] = {}
         group = np.zeros(2 * n, dtype=np.int32)
         for i, node in enumerate(graph.nodes):
@@ -117,21 +119,57 @@ class Plan:
                 key = key._replace(kernel=f"fused_{graph.nodes[i + 1].op.lower()}")
                 group[n + i] = keys.setdefault(names.setdefault(key, key), len(keys))
         routed = frozenset(i for i, node in enumerate(graph.nodes) if node.op == "MUL_MAT_ID")
+        alike = Alike.of(graph.nodes, graph.leaves)
+        same = alike.representatives(dims_of(graph.nodes, graph.leaves))
+        return cls._made(graph, list(keys), group, routed, alike, same)
+
+    @classmethod
+    def _made(
+        cls,
+        graph: Graph,
+        keys: list[OpKey],
+        group: npt.NDArray[np.int32],
+        routed: frozenset[int],
+        alike: Alike,
+        same: npt.NDArray[np.int32],
+    ) -> Plan:
+        n = len(graph.nodes)
+        before = np.zeros(n + 1, dtype=np.int32)
+        np.cumsum(graph.expected, out=before[1:])
         return cls(
-            graph, GraphFacts.of(graph), n, before, list(keys), group, routed,
+            graph, GraphFacts.of(graph), n, before, keys, group, routed, alike, same,
             np.full(2 * n, _UNPRICED, dtype=np.int64), np.full(2 * n, _UNPRICED, dtype=np.int64),
         )  # fmt: skip
 
+    def resized(self, graph: Graph, dims: Ints) -> Plan:
+        """The plan of ``graph``, which differs from ours in its dimensions only: ``dims`` as in
+        :meth:`Alike.representatives`."""
+        same = self.alike.representatives(dims)
+        return self._made(graph, self.keys, self.group, self.by_experts, self.alike, same)
+
     def price(self, slots: Ints) -> tuple[Ints, Ints]:
         """FLOPs and bytes of one execution of each slot; -1 where no formula is known."""
-        graph = self.graph
-        if graph is not None:
+        if self.graph is not None:
             for slot in slots[self._flops[slots] == _UNPRICED].tolist():
-                fused, index = divmod(slot, self.n)
-                cost = costs.cost(graph, index, fused=bool(fused))
-                self._flops[slot] = _clamp(cost.flops)
-                self._bytes[slot] = _clamp(cost.bytes)
+                first = self._first(self.graph, slot)
+                if self._flops[first] == _UNPRICED:
+                    fused, index = divmod(first, self.n)
+                    cost = costs.cost(self.graph, index, fused=bool(fused))
+                    self._flops[first] = _clamp(cost.flops)
+                    self._bytes[first] = _clamp(cost.bytes)
+                self._flops[slot], self._bytes[slot] = self._flops[first], self._bytes[first]
         return np.maximum(self._flops[slots], _UNKNOWN), np.maximum(self._bytes[slots], _UNKNOWN)
+
+    def _first(self, graph: Graph, slot: int) -> int:
+        """The slot whose kernel costs the same and is priced for all of them."""
+        if slot < self.n:
+            return int(self._same[slot])
+        index = slot - self.n
+        if index + 1 >= self.n:
+            return slot
+        handed = sum(source.base_node == index for source in graph.nodes[index + 1].sources)
+        pair = (int(self._same[index]), int(self._same[index + 1]), handed)
+        return self._pairs.setdefault(pair, slot)
 
     def expert_bytes(self, node: int, experts: int) -> int | None:
         """Bytes of MUL_MAT_ID at ``node`` when it used so many distinct experts."""
@@ -156,6 +194,7 @@ class Plan:
         if self.graph is None:
             return
         self.price(np.arange(2 * self.n))
+        self._pairs.clear()
         for node in self.by_experts:
             for count in (1, 2):
                 self.expert_bytes(node, count)

@@ -56,6 +56,7 @@ class Reporter:
         retired = session.contexts.retired
         first = merged([retired.first_token, *(c.tracker.first_token for c in counted)])
         inter = merged([retired.inter_token, *(c.tracker.inter_token for c in counted)])
+        between = merged([retired.between_calls, *(c.tracker.between_calls for c in counted)])
         known = session.steps > 0 or session.target.has_calls or session.target.has_graphs
         lost = self._losses(session, named)
         return Snapshot(
@@ -63,7 +64,7 @@ class Reporter:
             window_seconds=max(now_ns - session.start_ns, 0) / 1e9,
             tokens=_tokens(counts) if known else Tokens(None, None, None),
             calls=_calls(session),
-            latency_seconds=Latencies(first.summary(), inter.summary()),
+            latency_seconds=Latencies(first.summary(), inter.summary(), between.summary()),
             graphs=_graphs(session),
             ops=_ops(session),
             overhead=_overhead(named),
@@ -74,6 +75,7 @@ class Reporter:
             unreturned=session.calls.unreturned,
             histograms=self._histograms(first, inter),
             counters=self._counters(session, counts, named),
+            placement=session.work.placements.all(),
         )
 
     def _losses(self, session: Session, named: Mapping[str, float]) -> dict[str, int]:

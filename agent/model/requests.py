@@ -76,6 +76,7 @@ class ContextTracker:
         self.counts = TokenCounts()
         self.first_token = LatencyStore()
         self.inter_token = LatencyStore()
+        self.between_calls = LatencyStore()
         self.calls = 0
         #: Nothing but warm-up was seen yet.
         self.fresh = True
@@ -285,6 +286,10 @@ class ContextTracker:
         sequence.floor = run.start if kind is Phase.VERIFY else None
 
     def _finish(self, call: _Call) -> None:
+        before = [s.last_row_ns for s in call.rows if s.last_row_ns is not None]
+        if before:
+            # However many sequences waited: the program was out of its calls since the last of them.
+            self.between_calls.record(call.begin_ns - max(before))
         for sequence, kind in call.rows.items():
             if sequence.last_row_ns is not None:
                 self.inter_token.record(call.end_ns - sequence.last_row_ns)

@@ -112,6 +112,22 @@ def weight_role(name: str) -> tuple[str, int | None]:
     return clean(".".join(parts)) or "weight", layer
 
 
+def op_role(op: str, leaf: str, slot: int) -> tuple[str, bool]:
+    """Role of an op by the name of the leaf that is its source ``slot``, and whether that is a weight.
+
+    "" where the leaf is an input, or only a parameter of the op.
+    """
+    kind = leaf_kind(leaf, 0)
+    if kind is LeafKind.INPUT or (op, slot) in _PARAMETER_SLOTS:
+        return "", False
+    role, _ = leaf_role(leaf, kind)
+    if op == "FLASH_ATTN_EXT":
+        role = "attn"
+    elif op == "MUL_MAT" and role == "token_embd":
+        role = "output"  # a tied LM head
+    return role, kind is LeafKind.WEIGHT
+
+
 def stem_role(name: str) -> tuple[str, int | None]:
     """``ffn_geglu-3`` -> ("ffn_geglu", 3); "" when the name tells nothing (``node_12``)."""
     plain = plain_name(name)

@@ -190,7 +190,7 @@ class SampledOps:
         self._sampler.read(slot, sums)
         if not phases:
             return []
-        self._costs.fuses(own.plan.facts.topology, np.flatnonzero(fused).tolist())
+        self._costs.fuses(own.plan.facts.topology, new, fused)
         return [_cover(own.plan, phases, new, fused)]
 
     def spoil(self, slot: int) -> None:
@@ -226,7 +226,7 @@ class SampledOps:
         self._sampler.read(slot, sums)
         self._sampler.take(slot)
         new, fused = sums["calls"] > 0, sums["fused"] > 0
-        self._costs.fuses(plan.facts.topology, np.flatnonzero(fused).tolist())
+        self._costs.fuses(plan.facts.topology, new, fused)
         plans = {r.plan.facts.hash: r.plan for r in ran if r.plan and r.whole and r.phase is phase}
         return [_cover(one_plan, frozenset((phase,)), new, fused) for one_plan in plans.values()]
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from .plans import OpKey, Plan
 from .totals import MAX_OPS, OTHER_OP
@@ -85,9 +86,14 @@ class SampledCosts:
                 count, before = book.get(node, (0, 0))
                 book[node] = (count + 1, before + moved)
 
-    def fuses(self, topology: str, heads: Iterable[int]) -> None:
-        """``heads``: nodes whose kernel runs the next node too."""
-        self._fused[topology] = frozenset(heads)
+    def fuses(self, topology: str, called: npt.NDArray[np.bool_], fused: npt.NDArray[np.bool_]) -> None:
+        """Of one reading, by node: ``called``, and ``fused``: its kernel ran the next node too.
+
+        What was not called says nothing: a graph whose probes came or went meanwhile.
+        """
+        alone = np.flatnonzero(called & ~fused).tolist()
+        heads = self._fused.get(topology, frozenset()).difference(alone)
+        self._fused[topology] = heads.union(np.flatnonzero(fused).tolist())
         self._fused.move_to_end(topology)
         if len(self._fused) > _MAX_KINDS:
             self._fused.popitem(last=False)

@@ -7,7 +7,8 @@ The caller drains the ring of events first and the others after it, and hands al
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from .calls import Call, CallStacks, GraphRun
@@ -36,12 +37,13 @@ _JOIN_NS = 20_000_000
 
 
 @dataclass(slots=True, eq=False)
-class _Closed:
-    """A call that ended, with everything that was recorded of it."""
+class Settled:
+    """A call that ended, with everything that was recorded of it; ``context``: its number."""
 
     call: Call
     tokens: list[GraphTokens]
     work: dict[int, Execution]
+    context: int = -1
 
 
 class Session:
@@ -74,12 +76,20 @@ class Session:
         self.stacks = CallStacks()
         #: Calls that were seen, and graphs of a scheduler outside calls.
         self.steps = 0
+        #: Told of every call once its phase is known, in the order of the sums.
+        self.listeners: list[Callable[[Settled, Phase, Mark], None]] = []
         self._chunks = ChunkStore()
         self._hits = HitBuffer()
         self._now = start_ns
         self._reporter = Reporter()
         self._slack_ns = _JOIN_BUSY_NS if target.busy else _JOIN_NS
         self._young = target.age_seconds is None or target.age_seconds < _YOUNG_SECONDS
+
+    def join_in(self) -> None:
+        """What will be fed begins in the midst of a life that was watched before: its first call
+        goes on with what came before it, and is no warm-up."""
+        self._young, self._slack_ns = False, _JOIN_BUSY_NS
+        self.target = dataclasses.replace(self.target, busy=True)
 
     def feed(self, events: Records, ops: Records, nodes: Records, ints: Records, now_ns: int) -> None:
         """One drain of the rings. Broken records are counted, never an error."""
@@ -123,7 +133,7 @@ class Session:
         self._tidy()
         for context in self.contexts.all():
             held = context.held
-            if isinstance(held, _Closed) and self._now - held.call.end > _HOLD_NS:
+            if isinstance(held, Settled) and self._now - held.call.end > _HOLD_NS:
                 self._decide(context)
         self.work.fold()
         return self._reporter.snapshot(self, now_ns, stats or {})
@@ -131,7 +141,7 @@ class Session:
     def unreported(self, since_ns: int) -> bool:
         """Whether summed graphs that ended after ``since_ns`` are still to be accounted: their
         phase is only known when their call has returned (and the next one has begun)."""
-        held = [c.held for c in self.contexts.all() if isinstance(c.held, _Closed)]
+        held = [c.held for c in self.contexts.all() if isinstance(c.held, Settled)]
         runs = (run for one in held for root in one.call.graphs for run in (root, *root.inner))
         return self.stacks.summed(since_ns) or any(
             run.slot is not None and (run.end or 0) > since_ns for run in runs
@@ -155,6 +165,7 @@ class Session:
         closed = self._gather(call)
         whole = self._is_step(closed)
         context, gone = self.contexts.of(call)
+        closed.context = context.number
         for old in gone:
             self._decide(old)
             self.contexts.retire(old)
@@ -169,7 +180,7 @@ class Session:
             return
         self._account(context, closed)
 
-    def _is_step(self, closed: _Closed) -> bool:
+    def _is_step(self, closed: Settled) -> bool:
         """Whether this is a step of a model: a call, or its whole graph outside any call.
 
         A bare split, or an image encoder, says nothing about tokens.
@@ -186,7 +197,7 @@ class Session:
     def _decide(self, context: Context, following: list[GraphTokens] | None = None) -> None:
         """Settle the call that may have been a warm-up, now that what follows is known."""
         held, context.held = context.held, None
-        if not isinstance(held, _Closed):
+        if not isinstance(held, Settled):
             return
         if following is not None and context.tracker.continues(held.tokens, following):
             self._account(context, held)
@@ -194,7 +205,7 @@ class Session:
             context.tracker.warmup(held.tokens)
             self._settle(held, Phase.OTHER, Mark(warmup=True))
 
-    def _account(self, context: Context, closed: _Closed) -> None:
+    def _account(self, context: Context, closed: Settled) -> None:
         call = closed.call
         begin = call.end if call.begin is None else call.begin
         soon = begin - self.start_ns <= call.ns + call.ns // 2 + self._slack_ns
@@ -205,15 +216,17 @@ class Session:
             self.contexts.verified(context, since, begin, outcome.verified)
         self._settle(closed, outcome.phase, Mark())
 
-    def _settle(self, closed: _Closed, phase: Phase, mark: Mark) -> None:
+    def _settle(self, closed: Settled, phase: Phase, mark: Mark) -> None:
         call = closed.call
         if call.seq:
             self.calls.add(phase, call.status, call.ns)
         for root, tokens in zip(call.graphs, closed.tokens, strict=False):
             its = Phase.OTHER if tokens.k_shift else phase
             self.work.add(root, closed.work, its, mark, self._now)
+        for listener in self.listeners:
+            listener(closed, phase, mark)
 
-    def _gather(self, call: Call) -> _Closed:
+    def _gather(self, call: Call) -> Settled:
         tokens: list[GraphTokens] = []
         work: dict[int, Execution] = {}
         for root in call.graphs:
@@ -227,7 +240,7 @@ class Session:
         if 0 < call.batch_tokens <= MAX_TOKENS and not any(t.tokens or t.k_shift for t in tokens):
             # Only the call itself says how many tokens it was.
             tokens.append(GraphTokens(call.batch_tokens, None, None, encoder=call.encode))
-        return _Closed(call, tokens, work)
+        return Settled(call, tokens, work)
 
     def _execution(self, run: GraphRun) -> Execution:
         partial = bool(run.lost or run.op_faults or run.end_flags & Flag.DISARMED)

@@ -12,7 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from .calldata import CallTotal, HeldMemory, Offload, ProgramTotal, ShedCalls
+from .causes import Faults, Threads
+from .clockdata import Clocks
+from .eventdata import CpuTime, Events
 from .latency import Histogram, Summary
+from .peaks import Peaks
+from .placementdata import Placement
+from .verdictdata import Verdict
 
 SCHEMA = 1
 
@@ -130,10 +137,13 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
-    """Seconds; see design D10 for the two definitions."""
+    """Seconds; see design D10 for the first two definitions. ``between_calls``: from the return of a
+    call that gave a token to the begin of the next one for the same request. There the program samples,
+    answers, waits for a core, and on some devices for the result."""
 
     time_to_first_token: Summary
     inter_token: Summary
+    between_calls: Summary = field(default_factory=lambda: Summary(0, None, None, None, None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,8 +287,11 @@ class Snapshot:
     """Everything seen in the window so far.
 
     ``unreturned``: calls that were left by a longjmp or by the end of their thread.
-    ``budget``: None where no budget is kept. What follows it is for monitoring and is no
-    part of the JSON.
+    ``budget``: None where no budget is kept. ``histograms`` and ``counters`` are for
+    monitoring and no part of the JSON. ``hardware`` is ``counters`` there. ``verdicts``: most
+    costly first, None: not judged (yet). ``engine_calls``, ``programs``, ``engine_memory``: of
+    engines that are described by data alone (PJRT, CUDA, a device's backend). ``placement``: where
+    operators ran, ``offload``: where the time went, None: all on the CPU, as far as was seen.
     """
 
     target: Target
@@ -295,8 +308,21 @@ class Snapshot:
     contexts: tuple[ContextTokens, ...] = ()
     unreturned: int = 0
     budget: Budget | None = None
+    threads: Threads | None = None
+    faults: Faults | None = None
     histograms: Histograms | None = None
     counters: Counters | None = None
+    hardware: Events | None = None
+    cpu_time: CpuTime | None = None
+    peaks: Peaks | None = None
+    clocks: Clocks | None = None
+    verdicts: tuple[Verdict, ...] | None = None
+    engine_calls: tuple[CallTotal, ...] = ()
+    engine_calls_shed: tuple[ShedCalls, ...] = ()
+    programs: tuple[ProgramTotal, ...] = ()
+    engine_memory: tuple[HeldMemory, ...] = ()
+    placement: tuple[Placement, ...] | None = None
+    offload: Offload | None = None
     schema: int = SCHEMA
 
     def to_json_dict(self) -> dict[str, Any]:
@@ -304,16 +330,23 @@ class Snapshot:
         order = (
             "schema", "target", "window_seconds", "tokens", "calls", "latency_seconds",
             "graphs", "ops", "overhead", "lost", "notes", "requests", "contexts", "unreturned",
-            "budget",
+            "budget", "threads", "faults", "hardware", "cpu_time", "peaks", "verdicts", "clocks",
+            "engine_calls", "engine_calls_shed", "programs", "engine_memory", "placement", "offload",
         )  # fmt: skip
-        return {name: _plain(getattr(self, name)) for name in order}
+        return {_RENAMED.get(name, name): _plain(getattr(self, name)) for name in order}
 
     to_json = to_json_dict
 
 
+_RENAMED = {"hardware": "counters"}
+_UNSHOWN = frozenset({"folded"})
+"""Fields that are too long for the JSON; they have formats of their own."""
+
+
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        fields = (f.name for f in dataclasses.fields(value) if f.name not in _UNSHOWN)
+        return {name.rstrip("_"): _plain(getattr(value, name)) for name in fields}
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -177,7 +177,6 @@ class Graph:
 
     hash         the probe's fingerprint (op, type, shape of nodes and sources)
     topology     hex: the same over ops, types and edges, without dimensions
-    structure    hex: with dimensions, as this module computes it
     n_nodes      nodes in the engine's graph; more than ``len(nodes)`` only if ``cut``
     expected     bool[len(nodes)]: must run a kernel (before fusion is known)
     empty, fault bool[len(nodes)]: no elements; could not be read
@@ -185,6 +184,7 @@ class Graph:
     rows         output rows (ne[1] of the last node of an output graph); None without
     pooled       sequences in a pooled embedding output; None for others
     kv_length    padded KV length that attention runs over; None without attention
+    has_rope     rotates by positions that lie in this process
     is_k_shift   only moves cached keys to other positions: phase "other"
     has_output   multiplies with the LM head, so it makes logits
     takes_embeddings  the input is embeddings, not token ids
@@ -196,7 +196,6 @@ class Graph:
 
     hash: int
     topology: str
-    structure: str
     n_nodes: int
     cut: bool
     nodes: tuple[Node, ...]

@@ -17,8 +17,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from ..errors import UsageError
+from .calldata import CallEntry, FunctionTable, Watch
 
-Level = Literal["call", "graph", "op", "api"]
+Level = Literal["call", "graph", "op", "barrier", "api"]
 Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,199}$")]
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 X86_REGISTERS = ("rdi", "rsi", "rdx", "rcx", "r8", "r9")
@@ -26,6 +27,10 @@ _X86_NARROW = {"edi": 0, "esi": 1, "edx": 2, "ecx": 3, "r8d": 4, "r9d": 5}
 _X86_PLACE = r"^(r(di|si|dx|cx|8|9)|e(di|si|dx|cx)|r[89]d|\[r(sp|di|si|dx|cx|8|9)\+[0-9]+\])$"
 _ARM_PLACE = r"^([xw][0-7]|\[(sp|x[0-7])\+[0-9]+\])$"
 MAX_CATALOGUE_FILE = 1 << 20
+OWN_FOLDER = "/etc/profinferd/engines"
+"""Descriptions of engines that we do not know (docs/adding-an-engine.md)."""
+OWN_VARIABLE = "PROFINFERD_ENGINES"
+"""Environment variable that names one more such folder."""
 
 
 class Argument(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -89,19 +94,32 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One engine. ``marks``: byte strings one of which the names of its functions contain;
-    ``strings``: texts that tell a build of it from other programs when all names are gone."""
+    ``strings``: texts that tell a build of it from other programs when all names are gone.
+    ``calls``: functions that are counted and timed, without code for this engine. ``table``:
+    where functions without a name are found. ``watch``: which call tells whether the others
+    are worth their cost. ``beneath``: others compute with it; a process
+    that has one of those, too, is called by the other's name."""
 
     schema: Literal[1]
     engine: Name
     label: Text
     marks: Annotated[list[Text], msgspec.Meta(min_length=1, max_length=16)]
     strings: Annotated[list[Text], msgspec.Meta(max_length=16)] = []
-    hooks: list[Hook]
+    hooks: list[Hook] = []
     sources: list[Source] = []
+    calls: Annotated[list[CallEntry], msgspec.Meta(max_length=256)] = []
+    table: FunctionTable | None = None
+    watch: Watch | None = None
+    beneath: bool = False
+
+    def gives_table(self, symbol: str | None) -> bool:
+        """Whether the function gives the table of the engine's functions."""
+        return self.table is not None and symbol == self.table.returned_by
 
     def levels(self) -> list[str]:
         """Levels that this engine has, outermost first."""
         found = {h.level for h in self.hooks} | {s.level for s in self.sources}
+        found |= {"api"} if self.calls else set()
         return [level for level in ("call", "api", "graph", "op") if level in found]
 
 
@@ -135,27 +153,34 @@ def catalogue_folder() -> str:
 
 
 def load_catalogue(folder: str | None = None) -> Catalogue:
-    """All ``*.yaml`` of the folder (default: the shipped ones), in order of their names.
+    """All ``*.yaml`` of the folder, in order of their names.
 
-    Raises UsageError for a file that is not a valid description, naming file and place.
+    Default: the shipped ones, then those of :data:`OWN_FOLDER` and of the folder that the
+    environment names (:data:`OWN_VARIABLE`). Raises UsageError for a file that is not a valid
+    description, naming file and place.
     """
-    folder = folder or catalogue_folder()
-    remedy = "install profinferd again"
     engines: list[Engine] = []
-    try:
-        names = sorted(n for n in os.listdir(folder) if n.endswith(".yaml"))
-    except OSError as error:
-        raise UsageError(
-            f"no probe catalogue at {folder}: {error.strerror}", "install profinferd again"
-        ) from error
-    for name in names:
-        engine = load_engine(os.path.join(folder, name))
-        if any(engine.engine == other.engine for other in engines):
-            raise UsageError(f"{name} describes engine {engine.engine} again", "remove one of the files")
-        engines.append(engine)
+    for place in [folder] if folder is not None else _folders():
+        try:
+            names = sorted(n for n in os.listdir(place) if n.endswith(".yaml"))
+        except OSError as error:
+            raise UsageError(
+                f"no probe catalogue at {place}: {error.strerror}", "install profinferd again"
+            ) from error
+        for name in names:
+            engine = load_engine(os.path.join(place, name))
+            if any(engine.engine == other.engine for other in engines):
+                raise UsageError(f"{name} describes engine {engine.engine} again", "remove one of the files")
+            engines.append(engine)
     if not engines:
-        raise UsageError(f"no probe catalogue at {folder}", remedy)
+        raise UsageError(f"no probe catalogue at {folder or catalogue_folder()}", "install profinferd again")
     return Catalogue(engines=engines)
+
+
+def _folders() -> list[str]:
+    own = [OWN_FOLDER] if os.path.isdir(OWN_FOLDER) else []
+    named = os.environ.get(OWN_VARIABLE)
+    return [catalogue_folder(), *own, *([named] if named else [])]
 
 
 def load_engine(path: str) -> Engine:

@@ -37,7 +37,7 @@ class Child:
         self._start()
 
     def _start(self) -> None:
-        self._reason, self._errors = "", b""
+        self._reason, self._errors, self._late = "", b"", False
         self._socket, theirs = socket.socketpair()
         try:
             self._process = subprocess.Popen(
@@ -68,7 +68,7 @@ class Child:
                 socket.send_fds(self._socket, [b"\0"], descriptors[at : at + FDS_AT_ONCE])
             self._socket.sendall(request)
         except TimeoutError:
-            self.fail(f"it took more than {timeout:g} s")
+            self._too_late(timeout)
         except (BrokenPipeError, ConnectionResetError):
             pass  # it died: lines() ends at once and reason() says why
 
@@ -85,7 +85,7 @@ class Child:
             while selector.get_map():
                 ready = selector.select(max(0.0, deadline - time.monotonic()))
                 if not ready:
-                    self.fail(f"it took more than {timeout:g} s")
+                    self._too_late(timeout)
                     return
                 for key, _ in ready:
                     piece = os.read(key.fd, 1 << 16)
@@ -105,6 +105,22 @@ class Child:
         """Kill it; ``reason`` is what :meth:`reason` will say."""
         self._reason = self._reason or reason
         self._process.kill()
+
+    def _too_late(self, timeout: float) -> None:
+        self._late = True
+        self.fail(f"it took more than {timeout:g} s")
+
+    @property
+    def unlucky(self) -> bool:
+        """Whether it ended for reasons that are not in what it was asked: the machine had no time for
+        it, or somebody killed it (the kernel, for want of memory). Asked again it may well answer."""
+        code = self._process.wait()
+        return self._late or (not self._reason and code == -signal.SIGKILL)
+
+    @property
+    def spent(self) -> bool:
+        """Whether it ended because it had used up its CPU time."""
+        return not self._reason and self._process.wait() in (-signal.SIGXCPU, -signal.SIGALRM)
 
     def reason(self) -> str:
         """Why it did not finish, in a few words."""

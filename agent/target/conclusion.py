@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..errors import TargetError
 from .catalogue import Catalogue, Engine
@@ -20,9 +21,15 @@ from .text import printable
 class Found:
     """What the children said, by number of the file."""
 
-    facts: dict[int, FileFacts]
+    facts: dict[int, list[FileFacts]]
     failed: dict[int, str]
     nameless: tuple[int, str, str] | None = None
+    all_nameless: dict[int, tuple[int, str, str]] = field(default_factory=dict)
+    names: dict[int, dict[int, str]] = field(default_factory=dict)
+    again: set[int] = field(default_factory=set)
+    """Those of ``failed`` for which the file is not to blame."""
+    costly: set[int] = field(default_factory=set)
+    """Those of ``failed`` that took more CPU time than a file may."""
 
 
 def conclude(
@@ -32,31 +39,53 @@ def conclude(
     failures = tuple(
         FileFailure(printable(mapped[n].path, 4096), why) for n, why in sorted(found.failed.items())
     )
-    if not any(facts.hooks for facts in found.facts.values()):
+    every = [facts for several in found.facts.values() for facts in several]
+    names = {facts.engine for facts in every if facts.hooks}
+    if not names:
         raise _nothing(process, mapped, found, failures)
-    engine = next(f.engine for f in found.facts.values() if f.hooks)
-    facts_of = {n: f for n, f in found.facts.items() if f.engine == engine}
-    files = []
+    # What has operators comes first, then what others do not merely compute with.
+    engines = sorted(
+        (engine for engine in catalogue.engines if engine.engine in names),
+        key=lambda engine: (not engine.sources, engine.beneath),
+    )
+    used: set[int] = set()
+    infos: list[TargetInfo] = []
+    for engine in engines:
+        facts_of = {n: f for n, several in found.facts.items() for f in several if f.engine == engine.engine}
+        files, notes = _files(mapped, descriptors, facts_of, used)
+        if not infos:
+            notes += [f"{os.path.basename(f.path)} was not looked into: {f.reason}" for f in failures]
+        first = failures if not infos else ()
+        infos.append(_whole(process, engine, files, first, models, notes, mapped))
+    return dataclasses.replace(infos[0], others=tuple(infos[1:]))
+
+
+def _files(
+    mapped: list[MappedFile], descriptors: dict[int, int], facts_of: dict[int, FileFacts], used: set[int]
+) -> tuple[list[FileInfo], list[str]]:
+    """The files of one engine, and notes. A file of two engines is opened twice (``used``)."""
+    files: list[FileInfo] = []
     notes: list[str] = []
     for number, facts in sorted(facts_of.items()):
         provider = _provider(number, facts_of)
         file = mapped[number]
         levels = dict.fromkeys(hook.level for hook in facts.hooks)
+        fd = descriptors[number] if number not in used else os.dup(descriptors[number])
+        used.add(number)
         files.append(
             FileInfo(
-                path=printable(file.path, 4096), open_path=f"/proc/self/fd/{descriptors[number]}",
-                fd=descriptors[number], file_id=(file.dev, file.inode), build_id=facts.build_id,
+                path=printable(file.path, 4096), open_path=f"/proc/self/fd/{fd}",
+                fd=fd, file_id=(file.dev, file.inode), build_id=facts.build_id,
                 role="+".join(levels), machine=facts.machine, symbols=facts.symbols, hooks=tuple(facts.hooks),
                 refused=tuple(facts.refused), op_source=facts.op_source, complete=facts.complete,
                 tables=provider.tables if provider else None,
-                layouts=_layouts(provider or facts),
+                layouts=_layouts(provider or facts), table=facts.table,
             )
         )  # fmt: skip
         name = printable(os.path.basename(file.path))
         notes += [f"{name}: {problem}" for problem in facts.problems]
         notes += [f"{name}: {r.symbol} is not probed as wanted: {r.reason}" for r in facts.refused]
-    notes += [f"{os.path.basename(f.path)} was not looked into: {f.reason}" for f in failures]
-    return _whole(process, catalogue.engine(engine), files, failures, models, notes, mapped)
+    return files, notes
 
 
 def _whole(
@@ -112,7 +141,13 @@ def _nothing(
             f"no symbols: {known} ({name} in process {process.pid} is a {engine} build without names)",
             f"install its debug file{where} or run a build that is not fully stripped",
         )
-    refused = [r for facts in found.facts.values() for r in facts.refused]
+    problems = [p for several in found.facts.values() for facts in several for p in facts.problems]
+    if problems:
+        return TargetError(
+            f"process {process.pid} has an engine that cannot be seen: {problems[0]}",
+            "attach again when it has begun to compute",
+        )
+    refused = [r for several in found.facts.values() for facts in several for r in facts.refused]
     if refused:
         return TargetError(
             f"process {process.pid} has an engine whose functions cannot be probed ({refused[0].symbol}: "

@@ -23,6 +23,10 @@ SHORT_CODE = 64
 MAX_EVIDENCE = 96 << 20
 MAX_PLACES = 8
 MAX_HOOKS = 1024
+CALL, TABLE = "call:", "table:"
+"""Events of functions that are calls (followed by their number), and that give a table."""
+IN_MEMORY = "memory"
+"""``source`` of a function whose address was found in memory, not in a table of symbols."""
 HookData = dict[str, Any]
 """A catalogue Hook as JSON (no msgspec in the child: it costs 25 ms to import)."""
 _Chosen = tuple[HookData, Symbol]
@@ -45,6 +49,7 @@ class FileFacts:
     tables: Tables | None = None
     layouts: list[Layout] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    table: str | None = None
 
 
 def preload() -> None:
@@ -75,13 +80,26 @@ def speaks_of(elf: ElfFile, strings: list[str]) -> bool:
     return False
 
 
-def inspect_engine(elf: ElfFile, engine: dict[str, Any]) -> FileFacts | None:
-    """Facts of this file for one engine; None when it holds none of its functions."""
+def inspect_engine(
+    elf: ElfFile, engine: dict[str, Any], slots: dict[str, int] | None = None
+) -> FileFacts | None:
+    """Facts of this file for one engine; None when it holds none of its functions.
+
+    ``slots``: offsets in the file of functions that a table in memory names.
+    """
     sources: list[dict[str, Any]] = engine["sources"]
     hooks: list[HookData] = engine["hooks"]
     names = {h["symbol"] for h in hooks} | {h["symbol"] for s in sources for h in s["hooks"]}
     found = elf.functions([n for n in names if n], clones=True)
     chosen: list[_Chosen] = [(h, symbol) for h in hooks for symbol in found.get(h["symbol"], [])]
+    for hook in hooks:
+        if hook["level"] == "api" and hook["pattern"]:
+            chosen += [(hook, symbol) for symbol in elf.matching(hook["pattern"][:-1])]
+        name = hook.get("slot") or (hook["symbol"] if hook["level"] == "api" else None) or ""
+        place = (slots or {}).get(name)
+        vaddr = None if place is None else elf.offset_to_vaddr(place)
+        if vaddr is not None:
+            chosen.append((hook, Symbol(name, vaddr, 0, IN_MEMORY)))
     facts = FileFacts(engine["engine"], elf.build_id(), elf.machine(), elf.soname(), elf.needed(), "")
     for level in dict.fromkeys(s["level"] for s in sources):
         missing = [h["symbol"] for h in hooks if level in h["required_for"] and h["symbol"] not in found]
@@ -130,15 +148,16 @@ def _place(elf: ElfFile, chosen: list[_Chosen], facts: FileFacts) -> None:
     """Choose the site of each function, each address once."""
     from . import sites  # the disassembler, only where there is something to disassemble
 
-    taken: dict[int, str] = {}
+    taken: dict[tuple[int, bool], str] = {}
     go_text = _go_text(elf)
     for hook, symbol in chosen:
-        if symbol.vaddr in taken:
-            other = taken[symbol.vaddr]
-            if other != symbol.name and not hook["pattern"]:
+        place = (symbol.vaddr, hook["level"] == "api")
+        if place in taken:
+            other = taken[place]
+            if other != symbol.name and not hook["pattern"] and hook["level"] != "api":
                 facts.refused.append(_refusal(hook, symbol, f"its code is that of {other} too"))
             continue
-        taken[symbol.vaddr] = symbol.name
+        taken[place] = symbol.name
         if not symbol.exact and hook["reads"]:
             why = "only a compiler's clone is there, whose arguments may differ"
             facts.refused.append(_refusal(hook, symbol, why))

@@ -12,6 +12,7 @@ from .process import FileId, Process
 from .site import Refusal, Site
 
 if TYPE_CHECKING:
+    from .catalogue import Catalogue
     from .layout_types import Layout
     from .names import Tables
 
@@ -55,7 +56,8 @@ class FileInfo:
     long as the TargetInfo is open. ``role`` names the levels it serves ("call",
     "graph+op", ...). ``op_source``: name of the catalogue's source in use, None when the
     file runs no operators. ``tables`` and ``layouts`` are those that apply to this file,
-    perhaps found in a library that it needs.
+    perhaps found in a library that it needs. ``table``: what a table of functions in memory
+    says of itself.
     """
 
     path: str
@@ -72,6 +74,7 @@ class FileInfo:
     complete: bool
     tables: Tables | None
     layouts: tuple[Layout, ...]
+    table: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,9 @@ class TargetInfo:
 
     ``levels``: those that can be seen. ``op_source`` and ``complete`` speak for all files
     that run operators. ``seen``: executable files at the time of the look, for
-    :func:`.process.engine_files_changed`.
+    :func:`.process.engine_files_changed`. ``others``: what is known of it as a process of
+    other engines; they share ``seen`` and are closed with it. ``catalogue``: what was looked
+    for, whose numbers the events of calls are.
     """
 
     process: Process
@@ -104,6 +109,8 @@ class TargetInfo:
     models: tuple[str, ...]
     notes: tuple[str, ...]
     seen: frozenset[FileId]
+    others: tuple[TargetInfo, ...] = ()
+    catalogue: Catalogue | None = None
     _open: bool = field(default=True, repr=False)
 
     def close(self) -> None:
@@ -112,6 +119,8 @@ class TargetInfo:
             self._open = False
             for file in self.files:
                 os.close(file.fd)
+            for other in self.others:
+                other.close()
 
     def __enter__(self) -> Self:
         return self

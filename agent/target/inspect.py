@@ -14,16 +14,23 @@ import json
 import os
 import resource
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ..errors import MachineError, TargetEnded
+from .calldata import CallEntry
 from .catalogue import Catalogue, Engine, Hook, load_catalogue
 from .child import Child
 from .conclusion import Found, conclude
-from .engine_file import FileFacts
+from .engine_file import CALL, TABLE, FileFacts
 from .facts import FileFailure, FileInfo, HookRefusal, HookSite, TargetInfo
 from .process import MappedFile, Process, alive, executable_files, model_files, open_process
+
+if TYPE_CHECKING:
+    from .factscache import FactsCache
 
 __all__ = [
     "FileFailure",
@@ -35,7 +42,8 @@ __all__ = [
     "start_child",
 ]
 
-TIMEOUT = 20.0
+TIMEOUT = 60.0
+"""Of the clock on the wall; see ``inspect_child`` for the CPU time of one file."""
 SPARE_FDS = 64
 MAX_CRASHES = 3
 _MACHINES = ("x86_64", "aarch64")
@@ -47,7 +55,8 @@ class _Answer(msgspec.Struct, forbid_unknown_fields=True):
     start: int | None = None
     file: int | None = None
     failed: str | None = None
-    facts: FileFacts | None = None
+    facts: list[FileFacts] | None = None
+    names: dict[str, str] | None = None
     nameless: int | None = None
     engine: str | None = None
     build_id: str | None = None
@@ -59,51 +68,123 @@ def inspect_target(
     catalogue: Catalogue | None = None,
     timeout: float = TIMEOUT,
     child: Child | None = None,
+    cache: FactsCache | None = None,
 ) -> TargetInfo:
     """Everything needed to attach to a process; close the result (it holds open files).
 
     Raises TargetError (no such process, no engine, no symbols, ...), TargetEnded,
     MachineError (not permitted). ``timeout`` in seconds bounds each of at most four children.
-    ``child``: one from :func:`start_child`, to save its start-up time; it is used up.
+    ``child``: one from :func:`start_child`, to save its start-up time; it is used up. ``cache``:
+    what is known of files already, and learns the rest; no child is needed for what is in it.
     """
     try:
         process = target if isinstance(target, Process) else open_process(target)
-        child = child or start_child()
-        return _look(process, child, catalogue, timeout)
+        if cache is None:
+            child = child or start_child()
+        return _look(process, child, catalogue, timeout, cache)
     finally:
         if child is not None:
             child.close()
 
 
-def _look(process: Process, child: Child, catalogue: Catalogue | None, timeout: float) -> TargetInfo:
+def _look(
+    process: Process,
+    child: Child | None,
+    catalogue: Catalogue | None,
+    timeout: float,
+    cache: FactsCache | None,
+) -> TargetInfo:
     mapped = executable_files(process.pid)
     if not mapped and not alive(process):
         raise TargetEnded(f"process {process.pid} ended while it was looked at")
     descriptors: dict[int, int] = {}
     unreadable: dict[int, str] = {}
     kept: set[int] = set()
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_FDS
+    root = f"/proc/{process.pid}/root"
+    catalogue = catalogue or load_catalogue()
     try:
-        for number, file in enumerate(mapped):
+        worth = list(range(len(mapped)))
+        if cache is not None:
+            worth = cache.look(mapped, root, catalogue, timeout)
+        most = _descriptors()
+        for number in worth:
             try:
                 if len(descriptors) >= most:
                     raise OSError(errno.EMFILE, "more files than may be open at once (ulimit -n)")
-                descriptors[number] = _open(file)
+                descriptors[number] = open_mapped(mapped[number])
             except OSError as error:
                 unreadable[number] = error.strerror or "cannot be opened"
-        catalogue = catalogue or load_catalogue()
         models = tuple(model_files(process.pid))
-        found = _ask(child, process, mapped, descriptors, catalogue, timeout)
+        asked = {n: Asked(mapped[n].path, root, fd) for n, fd in descriptors.items()}
+        if cache is not None:
+            found = cache.found(mapped, descriptors)
+        else:
+            found = ask_files(child or start_child(), asked, catalogue, timeout)
+        _look_into_tables(process, mapped, asked, catalogue, found, timeout)
         found.failed.update(unreadable)
         if not alive(process):
             raise TargetEnded(f"process {process.pid} ended while it was looked at")
         info = conclude(process, mapped, descriptors, catalogue, found, models)
-        kept = {file.fd for file in info.files}
+        info.catalogue = catalogue
+        kept = {file.fd for one in (info, *info.others) for file in one.files}
         return info
     finally:
         for fd in descriptors.values():
             if fd not in kept:
                 os.close(fd)
+
+
+def _look_into_tables(
+    process: Process, mapped: list[MappedFile], asked: Mapping[int, Asked],
+    catalogue: Catalogue, found: Found, timeout: float,
+) -> None:  # fmt: skip
+    """Functions that only a table in the target's memory names: find it, and look at them.
+
+    What is in ``found`` may be kept by others, and is replaced, not changed.
+    """
+    tables: dict[tuple[int, str], str] = {}
+    again: dict[int, Asked] = {}
+    if all(catalogue.engine(facts.engine).table is None for some in found.facts.values() for facts in some):
+        return
+    from .functable import find_table  # and numpy with it, which most who look do not need
+
+    for number, several in list(found.facts.items()):
+        for facts in several:
+            engine = catalogue.engine(facts.engine)
+            if engine.table is None or all(h.symbol != engine.table.returned_by for h in facts.hooks):
+                continue
+            table = find_table(process.pid, mapped[number], engine.table)
+            if table is None:
+                why = f"no table of its functions is in memory yet ({engine.table.returned_by})"
+                # The function that gives the table is watched until then, if it is described as a call.
+                left = [h for h in facts.hooks if h.event != TABLE]
+                _replace(found, number, replace(facts, hooks=left, problems=[*facts.problems, why]))
+            else:
+                tables[number, facts.engine] = table.description
+                again[number] = replace(asked[number], slots=table.offsets)
+    if not again:
+        return
+    child = start_child()
+    try:
+        looked = ask_files(child, again, catalogue, timeout)
+    finally:
+        child.close()
+    for number, several in looked.facts.items():
+        for facts in several:
+            if (number, facts.engine) in tables:
+                facts.hooks = [h for h in facts.hooks if h.event != TABLE]
+                facts.table = tables[number, facts.engine]
+                _replace(found, number, facts)
+
+
+def _replace(found: Found, number: int, facts: FileFacts) -> None:
+    found.facts[number] = [facts if f.engine == facts.engine else f for f in found.facts[number]]
+
+
+def _descriptors() -> int:
+    """How many files may be held open for one look."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return limit - min(SPARE_FDS, limit // 2)
 
 
 def start_child() -> Child:
@@ -114,7 +195,8 @@ def start_child() -> Child:
     return Child(_command())
 
 
-def _open(file: MappedFile) -> int:
+def open_mapped(file: MappedFile) -> int:
+    """The very file that is mapped; OSError with the reason when it cannot be opened."""
     if not file.open_path:
         raise OSError(0, "no path leads to the very file that is mapped (CAP_CHECKPOINT_RESTORE opens it)")
     fd = os.open(file.open_path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
@@ -141,8 +223,13 @@ def _command() -> list[str]:
 
 def _engine_data(engine: Engine) -> dict[str, object]:
     """The engine as JSON, with what the child would have to work out from the arguments."""
-    data: dict[str, object] = msgspec.to_builtins(engine)
-    data["hooks"] = [_hook_data(h) for h in engine.hooks]
+    data: dict[str, Any] = msgspec.to_builtins(engine)
+    data["hooks"] = [_hook_data(h) for h in engine.hooks] + [
+        _call_data(c, number) for number, c in enumerate(engine.calls)
+    ]
+    data["calls"] = []
+    if engine.table is not None and all(c.symbol != engine.table.returned_by for c in engine.calls):
+        data["hooks"].append(_table_data(engine.table.returned_by))
     data["sources"] = [
         {"name": s.name, "level": s.level, "complete": s.complete, "hooks": [_hook_data(h) for h in s.hooks]}
         for s in engine.sources
@@ -157,19 +244,66 @@ def _hook_data(hook: Hook) -> dict[str, object]:
     return data
 
 
-def _ask(
-    child: Child, process: Process, mapped: list[MappedFile], descriptors: dict[int, int],
-    catalogue: Catalogue, timeout: float,
-) -> Found:  # fmt: skip
-    """Put the request to a child; after a crash, to another one for the files that are left."""
+def _call_data(call: CallEntry, number: int) -> dict[str, object]:
+    """A call as the child knows functions: its event says which one it is."""
+    return {
+        "label": call.call, "level": "api", "event": f"{CALL}{number}", "symbol": call.symbol,
+        "pattern": call.pattern, "slot": call.slot, "required_for": [],
+        "probe": ["entry"] if call.entry_only else ["entry", "return"],
+        "reads": [call.call] if call.fields else [],
+        "arg_regs": {m: call.arg_regs(m) for m in _MACHINES},
+        "stack_args": {m: call.stack_args(m) for m in _MACHINES},
+    }  # fmt: skip
+
+
+def _table_data(name: str) -> dict[str, object]:
+    """The function that gives a table of functions: not probed, but it shows that there is one."""
+    return {
+        "label": "table", "level": "api", "event": TABLE, "symbol": name, "pattern": None, "slot": None,
+        "required_for": [], "probe": ["entry"], "reads": [], "arg_regs": dict.fromkeys(_MACHINES, 0),
+        "stack_args": dict.fromkeys(_MACHINES, False),
+    }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """An open file to be looked into: its path as the target has it, and where the target's / is.
+
+    ``slots``: offsets in it of functions that a table in memory names. ``places``: offsets of
+    functions whose names alone are asked for.
+    """
+
+    path: str
+    root: str
+    fd: int
+    slots: Mapping[str, int] = field(default_factory=dict)
+    places: Sequence[int] = ()
+
+
+def ask_files(
+    child: Child, files: Mapping[int, Asked], catalogue: Catalogue, timeout: float, *, each: bool = False
+) -> Found:
+    """Put the request to a child; after a crash, to another one for the files that are left.
+
+    ``each``: look for nameless builds in every file, not only where no file has names.
+    """
     found = Found({}, {})
     engines = [_engine_data(e) for e in catalogue.engines]
-    pending, crashes = list(descriptors), 0
+    pending, crashes = list(files), 0
     decoder = msgspec.json.Decoder(_Answer)
     while True:
-        files = [{"file": n, "path": mapped[n].path, "root": f"/proc/{process.pid}/root"} for n in pending]
-        request = json.dumps({"engines": engines, "files": files}).encode()
-        child.send(request, [descriptors[n] for n in pending], timeout)
+        asked = [
+            {
+                "file": n,
+                "path": files[n].path,
+                "root": files[n].root,
+                "slots": dict(files[n].slots),
+                "places": list(files[n].places),
+            }
+            for n in pending
+        ]
+        request = json.dumps({"engines": engines, "files": asked, "each": each}).encode()
+        child.send(request, [files[n].fd for n in pending], timeout)
         current: int | None = None
         for line in child.lines(timeout):
             try:
@@ -181,21 +315,31 @@ def _ask(
                 current = answer.start
             elif answer.file is not None:
                 pending.remove(answer.file)
-                if answer.facts is not None:
+                if answer.names is not None:
+                    found.names[answer.file] = {int(place): name for place, name in answer.names.items()}
+                elif answer.facts:
                     found.facts[answer.file] = answer.facts
                 elif answer.failed is not None:
                     found.failed[answer.file] = answer.failed
             elif answer.nameless is not None:
-                found.nameless = (answer.nameless, answer.engine or "", answer.build_id or "")
+                evidence = (answer.nameless, answer.engine or "", answer.build_id or "")
+                found.all_nameless[answer.nameless] = evidence
+                found.nameless = found.nameless or evidence
             elif answer.done:
                 return found
         crashes += 1
-        reason = child.reason()
+        reason, unlucky = child.reason(), child.unlucky
         if current is None or current not in pending or crashes > MAX_CRASHES:
             for number in pending:
                 found.failed[number] = f"looking into it failed: {reason}"
+                if unlucky or number != current:
+                    found.again.add(number)
             return found
         found.failed[current] = f"looking into it failed: {reason}"
+        if unlucky:
+            found.again.add(current)
+        elif child.spent:
+            found.costly.add(current)
         pending.remove(current)
         if not pending:
             return found

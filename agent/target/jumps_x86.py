@@ -24,6 +24,8 @@ _SHORT = frozenset([0xEB, *range(0x70, 0x80), *range(0xE0, 0xE4)])
 _LONG = re.compile(rb"(?=([\xe8\xe9]|\x0f[\x80-\x8f]|\xc7\xf8))", re.DOTALL)
 _LONG_BACK = re.compile(rb"(?=([\xe8\xe9]|\x0f[\x80-\x8f]|\xc7\xf8)...\xff)", re.DOTALL)
 # FF /4 through a register, or through memory with an index
+_LOADED_WITHIN = 4
+_FIELD = re.compile(r"qword ptr \[(?!rsp|rbp|rip)r[a-z0-9]+ \+ (?:0x)?[0-9a-f]+\]")
 _TABLE_JUMP = re.compile(rb"(?=\xff(?:[\xe0-\xe7]|[\x24\x64\xa4]))", re.DOTALL)
 
 
@@ -70,9 +72,21 @@ class Jumps:
                 return at
             mnemonic, operand = insn
             computed = _address(operand) is None and ("[" not in operand or "*" in operand)
-            if computed and mnemonic.endswith("jmp"):
+            if computed and mnemonic.endswith("jmp") and not self._of_a_structure(at, operand):
                 return at
         return None
+
+    def _of_a_structure(self, at: int, register: str) -> bool:
+        """Whether the register that is jumped through was last loaded from a fixed place in a structure:
+        a function that is called last. A table's entry is loaded by an index, or computed."""
+        before = [insn for insn in self._decoded if insn[0] < at][-_LOADED_WITHIN:]
+        for _, _, mnemonic, operand in reversed(before):
+            to, _, source = operand.partition(", ")
+            if mnemonic == "mov" and to == register:
+                return _FIELD.fullmatch(source) is not None
+            if mnemonic not in ("test", "cmp") and not mnemonic.startswith("j"):
+                return False  # it may write the register, or be what others jump over
+        return False
 
     def _candidates(self, last: int) -> list[tuple[int, int, bool]]:
         """(place, target, whether a call) of everything that could be a jump into [0, last]."""

@@ -160,6 +160,19 @@ def _executable(pid: int) -> tuple[str, int]:
     return printable(path.removesuffix(_DELETED), 4096), 32 if head[:5] == b"\x7fELF\x01" else 64
 
 
+def end_descriptor(process: Process) -> int | None:
+    """A descriptor that can be read once the process has ended; None where there is no such thing
+    (no descriptors left, Linux before 5.3) or it has ended already. The caller closes it."""
+    try:
+        fd = os.pidfd_open(process.pid)
+    except OSError:
+        return None
+    if alive(process):  # else the pid may be another's by now
+        return fd
+    os.close(fd)
+    return None
+
+
 def alive(process: Process) -> bool:
     """Whether this very process still runs the same program.
 

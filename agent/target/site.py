@@ -19,9 +19,10 @@ class Site:
 
     ``offset``: of the instruction in the file (``file_offset`` given to the chooser plus its
     distance from the function's start). ``moved``: bytes that the stack pointer lies below its
-    value at function entry when the probe fires. ``kind``: 'push', 'jmp', 'call', 'jcc', 'nop'
-    or 'first byte'. ``emulated``: the kernel emulates it, so that a hit costs about 1 us and not
-    20-30. ``ret_ok``: a return probe here finds the return address where the kernel looks for it.
+    value at function entry when the probe fires. ``kind``: 'push', 'jmp', 'call', 'jcc', 'nop',
+    'first byte', or 'stepped' where that cannot be. ``emulated``: the kernel emulates it, so that a
+    hit costs about 1 us and not 20-30. ``ret_ok``: a return probe here finds the return address where
+    the kernel looks for it.
     ``insn``: the instruction's bytes in hexadecimal, to be compared with the file that is attached.
     """
 

@@ -97,7 +97,7 @@ class Function:
             offset=self.file_offset + at,
             vaddr=self.vaddr + at,
             moved=step.moved,
-            kind=kind or "first byte",
+            kind=kind or ("first byte" if at == 0 else "stepped"),
             emulated=kind is not None,
             ret_ok=step.lr_user is None,
             insn=step.word.to_bytes(_WORD, "little").hex(),
@@ -113,13 +113,22 @@ class Function:
             return f"{step.sp_writer} before it moved the stack pointer by an amount that cannot be known"
         if step.argument_writer is not None:
             return f"{step.argument_writer} before it overwrites an argument register"
-        if simulated_kind(step.word) is None:
+        if simulated_kind(step.word) is None and not self._may_step_beyond(step):
             return (
                 f"{step.text} is single-stepped: it costs as much as the first instruction and is less safe"
             )
         if not self.whole and not step.bare:
             return "the end of the function is not known: a jump back to here cannot be excluded"
         return None
+
+    def _may_step_beyond(self, step: Step) -> bool:
+        """Whether the entry itself cannot be probed, and nothing before ``step`` forbids stopping there.
+
+        Functions with thread-local variables often begin with reading tpidr_el0. Between an
+        exclusive load and its store nothing may be probed: the store would fail for ever.
+        """
+        before = [one.word for one in self.line[0] if one.at < step.at]
+        return _refused_but_harmless(before[0]) and not any(_exclusive(word) for word in before)
 
     def _passed_once(self, step: Step) -> str | None:
         direct, through = self._jumps
@@ -147,6 +156,9 @@ def choose(function: Function, want_return: bool, stack_args: bool) -> tuple[Sit
     reason = function.check(0, want_return, stack_args) if steps else end
     if reason is None:
         return function.site(0), refusals
+    for step in steps[1:]:
+        if simulated_kind(step.word) is None and function.check(step.at, want_return, stack_args) is None:
+            return function.site(step.at), refusals
     refusals.append(Refusal(function.vaddr, reason))
     return None, refusals
 
@@ -210,6 +222,15 @@ def _leaves(insn: Any) -> bool:
         or word & 0xFE000000 == 0xD6000000
         or word & 0xFF000000 == 0xD4000000
     )
+
+
+def _refused_but_harmless(word: int) -> bool:
+    """A move from a system register, or a load relative to the program counter."""
+    return word & 0xFFF00000 == 0xD5300000 or word & 0x3B000000 == 0x18000000
+
+
+def _exclusive(word: int) -> bool:
+    return word & 0x3F000000 == 0x08000000
 
 
 def _writes_back_sp(insn: Any) -> bool:

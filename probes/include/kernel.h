@@ -33,6 +33,8 @@ enum {
 enum bpf_map_type {
 	BPF_MAP_TYPE_HASH = 1,
 	BPF_MAP_TYPE_ARRAY = 2,
+	BPF_MAP_TYPE_PERCPU_HASH = 5,
+	BPF_MAP_TYPE_PERF_EVENT_ARRAY = 4,
 	BPF_MAP_TYPE_PERCPU_ARRAY = 6,
 	BPF_MAP_TYPE_LRU_HASH = 9,
 	BPF_MAP_TYPE_RINGBUF = 27,
@@ -51,6 +53,7 @@ struct pt_regs {
 };
 #define REG_ARG1(ctx) ((ctx)->di)
 #define REG_ARG2(ctx) ((ctx)->si)
+#define REG_ARG3(ctx) ((ctx)->dx)
 #define REG_RET(ctx) ((ctx)->ax)
 #define REG_SP(ctx) ((ctx)->sp)
 #define RETURN_POPS 8	/* bytes of stack that a return takes: the return address */
@@ -62,6 +65,7 @@ struct pt_regs {
 };
 #define REG_ARG1(ctx) ((ctx)->regs[0])
 #define REG_ARG2(ctx) ((ctx)->regs[1])
+#define REG_ARG3(ctx) ((ctx)->regs[2])
 #define REG_RET(ctx) ((ctx)->regs[0])
 #define REG_SP(ctx) ((ctx)->sp)
 #define RETURN_POPS 0

@@ -17,16 +17,21 @@ from profinferd.agent.kernel.calibration import machine_name
 from profinferd.agent.version import version
 from tests.engines.fetch import GEMMA_NOTICE, ROOT, fetch
 
-from . import extras, measure, report, usage
+from . import causes, extras, measure, report, usage
+from .programs import time_by_program
 from .rows import KEYS, ROWS, Row, absent
 from .schedule import THREADS
+from .steady import steady
 from .target import PREFILL, Target
 from .truthful import shares_right
 
 PAGE = ROOT / "docs" / "benchmarks.md"
-_FULL = {"minutes": 15.0, "seconds": 2.0, "attach": 10}
-_QUICK = {"minutes": 3.0, "seconds": 1.0, "attach": 4}
+_FULL = {"minutes": 22.0, "seconds": 2.0, "attach": 10, "steady": 45.0}
+_QUICK = {"minutes": 3.0, "seconds": 1.0, "attach": 4, "steady": 8.0}
+_STEADY = (("default", 1), ("default", 2), ("all", 1), ("record", 1))
+"""Rows that are watched for longer, and with how many threads."""
 _BUSY = 0.2
+_PROGRAMS_SECONDS = 12.0
 
 
 def say(text: str) -> None:
@@ -76,7 +81,8 @@ def main() -> int:
         say(f"{key} is absent: {reason}")
     _warn_if_busy()
     rows = [row for row in given.rows if row.key not in found.absent]
-    _measure(found, rows, begun + 60 * minutes, seconds, int(size["attach"]), given.seed)
+    until = begun + 60 * minutes
+    _measure(found, rows, until, seconds, int(size["attach"]), size["steady"], given.seed)
     found.minutes = (time.monotonic() - begun) / 60
     text = report.page(found)
     print(text)
@@ -89,7 +95,13 @@ def main() -> int:
 
 
 def _measure(
-    found: report.Findings, rows: list[Row], until: float, seconds: float, attach_times: int, seed: int
+    found: report.Findings,
+    rows: list[Row],
+    until: float,
+    seconds: float,
+    attach_times: int,
+    steady_seconds: float,
+    seed: int,
 ) -> None:
     """The figures without pairs first, then rounds until the time is over."""
     ops = [row for row in rows if row.sees_ops]
@@ -112,6 +124,15 @@ def _measure(
             options = next((r.options for r in rows if r.key in ("default", "all")), attach.options)
             found.attach = extras.attach_seconds(target, attach_times, options)
             found.attach_times = attach_times
+            say("programs of the scheduler and of page faults")
+            found.causes = causes.cost(target)
+        for row in (row for row in rows if row.key in ("default", "all")):
+            say(f"time of the programs: {row.key}")
+            found.programs[row.key] = time_by_program(target, 1, row.options, _PROGRAMS_SECONDS)
+        for row in rows:
+            for threads in (count for key, count in _STEADY if key == row.key):
+                say(f"{row.key} for {steady_seconds:.0f} s, {threads} thread{'s' * (threads > 1)}")
+                found.steady.append(steady(target, row, threads, steady_seconds))
         if ops:
             say("operators against the witness")
             found.shares = shares_right(ops, names, seconds, say)

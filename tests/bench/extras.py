@@ -32,7 +32,7 @@ def drained_a_second(seconds: float = 1.0) -> float:
     """Records of 16 bytes a second that are drained and decoded: full rings of 4 MiB, median."""
     stride = _HEADER + _RECORD.itemsize
     count = _RING // stride
-    data = np.zeros(2 * _RING, np.uint8)
+    data = np.zeros(_RING, np.uint8)
     data[: count * stride].view(np.uint32)[:: stride // 4] = _RECORD.itemsize
     consumer, producer = ctypes.c_uint64(0), np.zeros(1, np.uint64)
     ring = RingDecoder(consumer, producer, data, _RECORD)

@@ -20,6 +20,7 @@ from profinferd.agent.target.catalogue import Catalogue, load_catalogue
 from profinferd.agent.target.child import Child
 from profinferd.agent.target.elf import ElfFile
 from profinferd.agent.target.facts import FileInfo, HookSite, TargetInfo
+from profinferd.agent.target.factscache import FactsCache
 from profinferd.agent.target.process import Process
 from profinferd.agent.target.sites import check_site
 
@@ -54,8 +55,14 @@ def _at_first_byte(file: FileInfo) -> FileInfo:
 def main() -> int:
     real, wildcard = inspect._look, _wildcard_only()
 
-    def look(process: Process, child: Child, catalogue: Catalogue | None, timeout: float) -> TargetInfo:
-        info = real(process, child, wildcard, timeout)
+    def look(
+        process: Process,
+        child: Child | None,
+        catalogue: Catalogue | None,
+        timeout: float,
+        cache: FactsCache | None,
+    ) -> TargetInfo:
+        info = real(process, child, wildcard, timeout, cache)
         info.files = tuple(_at_first_byte(file) for file in info.files)
         return info
 

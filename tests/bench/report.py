@@ -7,10 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .causes import Cost
 from .measure import Results, Sample, middle
+from .programs import Ran
 from .rows import Row
 from .schedule import THREADS
 from .stats import Estimate
+from .steady import Steady
 
 DASH = "–"
 CROSS = "†"
@@ -36,6 +39,9 @@ class Findings:
     attach: tuple[float, float] | None = None
     attach_times: int = 0
     calibration: Mapping[str, Any] | None = None
+    programs: dict[str, Sequence[Ran]] = field(default_factory=dict)
+    causes: Cost | None = None
+    steady: list[Steady] = field(default_factory=list)
 
 
 def page(found: Findings) -> str:
@@ -47,6 +53,7 @@ def page(found: Findings) -> str:
         "## What watching costs",
         _table(_COST_HEAD, [_cost_row(found, row) for row in found.rows]),
         _under_cost(found),
+        *_over_longer_times(found),
         "## What it gives",
         _table(_GAIN_HEAD, [_gain_row(found, row) for row in found.rows if row.kind != "nothing"]),
         "Kernels: those that run in one token, of which two that were fused count once. Time given to the "
@@ -54,6 +61,7 @@ def page(found: Findings) -> str:
         "process.",
         "## Against the budgets",
         _table(("what", "must reach", "measured", "reached"), _budgets(found)),
+        *_program_times(found),
         *_hit_costs(found),
         "## Method",
         _method(found),
@@ -137,6 +145,41 @@ def _under_cost(found: Findings) -> str:
     return text
 
 
+def _over_longer_times(found: Findings) -> list[str]:
+    if not found.steady:
+        return []
+    titles = {row.key: row.title for row in found.rows}
+    rows = [
+        [
+            titles[one.row],
+            str(one.threads),
+            f"{one.seconds:.0f} s",
+            f"{100 * one.cpu:.2f} %",
+            f"{one.peak_kib / 1024:.0f} MiB",
+            _number(one.estimated and 100 * one.estimated, 2, " %"),
+            percent(one.measured),
+        ]
+        for one in found.steady
+    ]
+    head = (
+        "watched by",
+        "threads",
+        "for",
+        "its CPU",
+        "peak memory",
+        "slowdown, estimated",
+        "measured by itself",
+    )
+    return [
+        "## Over longer times",
+        _table(head, rows),
+        "Watched without a pause, after some seconds in which everything is met for the first time. The two "
+        "columns on the right are what the profiler says of itself: its estimate, and what it measured on "
+        "the tokens inside its bursts against their neighbours outside, which has the operator probes in "
+        "it and not the token and graph probes, with the interval that holds it with 95 %.",
+    ]
+
+
 # ---- what it gives -----------------------------------------------------------------------------
 
 _GAIN_HEAD = (
@@ -213,13 +256,16 @@ def _budgets(found: Findings) -> list[list[str]]:
         lines.append([name, "none measurable", percent(ratio), verdict(ratio, 0.0)])
     attach = found.attach and found.attach[0]
     lines.append(_limit("attach, complete", attach, 0.3, 1e3, "ms"))
-    for key in ("default", "all"):
-        samples = results.of_row(key)
-        cpu = [s.cpu for s in samples if s.cpu is not None]
-        mean = sum(cpu) / len(cpu) if cpu else None
-        lines.append(_limit(f"profiler's CPU, {key}", mean, 0.01, 100, "% of a core", digits=2))
+    for key, most in (("default", 0.01), ("all", 0.01), ("record", 0.03)):
+        long = [one.cpu for one in found.steady if one.row == key]
+        name, cpu = f"profiler's CPU, {key}, over longer times", max(long, default=None)
+        lines.append(_limit(name, cpu, most, 100, "% of a core", digits=2))
     peaks = [s.peak_kib / 1024 for s in results.of_row("default") if s.peak_kib is not None]
+    peaks += [one.peak_kib / 1024 for one in found.steady if one.row == "default"]
     lines.append(_limit("profiler's memory, default", max(peaks, default=None), 64.0, 1, "MiB"))
+    spent = found.causes.share if found.causes else None
+    what = "scheduler and page faults: their programs"
+    lines.append(_limit(what, spent, 0.003, 100, "% of a core", digits=3))
     rate = found.drained
     lines.append(
         [
@@ -281,6 +327,35 @@ def _hit_costs(found: Findings) -> list[str]:
         _table(("hit", "instruction", "ns", "95 % interval"), rows),
         f"`profinferd calibrate`, attached by {found.calibration['method']}, on a process of ours. Caches of "
         "an engine at work are colder: compare with the table above.",
+    ]
+
+
+#: How names of the programs in probes/sched.bpf.c, faults.bpf.c and barrier.bpf.c begin.
+_CAUSES = ("on_switch", "on_wakeup", "on_exit", "on_migrate", "on_minor", "on_major", "on_arrive")
+
+
+def _program_times(found: Findings) -> list[str]:
+    """What the kernel says that our programs took: no noise, and not all there is."""
+    if not found.programs:
+        return []
+    rows = [
+        [mode, ran.name, f"{ran.runs_a_token:,.2f}", f"{ran.ns:,.0f}", f"{100 * ran.share:.4f} %"]
+        for mode, some in found.programs.items()
+        for ran in some
+    ]
+    sums = []
+    for mode, some in found.programs.items():
+        causes = sum(ran.share for ran in some if ran.name.startswith(_CAUSES))
+        sums.append(
+            f"{mode}: {100 * sum(ran.share for ran in some):.3f} %, of which scheduler, page faults and "
+            f"barriers {100 * causes:.3f} %"
+        )
+    return [
+        "## What the programs take",
+        _table(("watched with", "program", "runs a token", "ns a run", "of the time"), rows),
+        "By the kernel's own clock around each run (`kernel.bpf_stats_enabled`), one thread decoding: "
+        + "; ".join(sums)
+        + ". Traps, tracepoints and our own process come on top.",
     ]
 
 

@@ -20,7 +20,7 @@ _USAGE = 2
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """``kind``: nothing, attach (the command line), firstbyte, published, bpftrace.
+    """``kind``: nothing, attach (the command line), record, firstbyte, published, bpftrace.
 
     ``options`` of ``profinferd attach``. ``every``: in every so many rounds; what is slow to
     start and costs tens of percent needs few. ``at_least``: seconds of decoding in a window.
@@ -42,9 +42,16 @@ class Row:
 ROWS = (
     Row("nothing", "nothing (the noise floor)", "nothing"),
     Row("tokens", "tokens and graphs: `--ops off`", options=("--ops", "off")),
+    Row(
+        "bare",
+        "the same without scheduler and page faults: `--no-sched --no-faults`",
+        options=("--ops", "off", "--no-sched", "--no-faults"),
+        every=2,
+    ),
     # A burst every 5 to 5.5 s: a window holds two periods, and begins between bursts.
     Row("default", "**default**: `--ops sampled`", options=("--ops", "sampled"), at_least=10.5),
     Row("all", "**every operator**: `--ops all`", options=("--ops", "all")),
+    Row("record", "every operator into a file: `profinferd record`", "record", ("--ops", "all"), every=2),
     Row(
         "perf",
         "the same by perf uprobes: `--attach-method perf`",
@@ -76,9 +83,9 @@ def absent(row: Row) -> str:
         return "bpftrace is not installed"
     if (row.kind == "published" or "bcc" in row.options) and (reason := bcc_absent()):
         return reason
-    if row.kind == "attach":
+    if row.kind in ("attach", "record"):
         # The command line itself says whether it knows the options: a wrong pid comes later.
-        code, _, err = profiler.run("attach", "--pid", _NO_PID, *row.options)
+        code, _, err = profiler.run(row.kind, "--pid", _NO_PID, *row.options)
         if code == _USAGE:
             return err.strip().removeprefix("profinferd: ")
     return ""

@@ -10,6 +10,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,10 +20,13 @@ from pathlib import Path
 from typing import Protocol
 
 from profinferd.agent.kernel.bcc_loader import PYTHON
+from profinferd.agent.recording.reader import Recording
+from tests.engines.fetch import ROOT
 from tests.engines.processes import end, with_parent
-from tests.engines.profiler import Profiler, Report
+from tests.engines.profiler import COMMAND, Profiler, Report
 
 from .rows import Row
+from .stats import CONFIDENCE, Estimate
 
 FUNCTIONS = "ggml_compute_forward_"
 EVERY = "*"
@@ -45,13 +49,16 @@ class Seen:
     """What a watcher says when it ends. None: it does not say.
 
     ``hits`` of probes a call, all threads together; ``kernels`` executed a call; records
-    ``lost``; seconds ``by_op`` (the engine's name of the operator).
+    ``lost``; seconds ``by_op`` (the engine's name of the operator). Slowdown, as a ratio: as its
+    budget ``estimated`` it, and ``measured`` on the target's own tokens.
     """
 
     hits: float | None = None
     kernels: int | None = None
     lost: int | None = None
     by_op: Mapping[str, float] = field(default_factory=dict)
+    estimated: float | None = None
+    measured: Estimate | None = None
 
 
 class Watcher(Protocol):
@@ -87,12 +94,15 @@ def seen_by_us(report: Report) -> Seen:
     for row in report.json["ops"]:
         by_op[row["op"]] += row["seconds"] or 0.0
     kernels = [g["executed"] for g in report.json["graphs"] if g["executed"]]
-    hits = report.json["overhead"]["hits"]
+    overhead = report.json["overhead"]
+    hits, value, interval = (overhead[key] for key in ("hits", "measured_ratio", "measured_ci95"))
     return Seen(
         hits / calls if calls and hits is not None else None,
         max(kernels, default=None),
         report.json["lost"]["total"],
         by_op,
+        overhead["estimated_ratio"],
+        None if interval is None else Estimate(value, interval[0], interval[1], 0, CONFIDENCE),
     )
 
 
@@ -199,6 +209,55 @@ class Published:
             self._process.stdout.close()
 
 
+class Recorder:
+    """``profinferd record`` of the process into a file that is thrown away."""
+
+    def __init__(self, pid: int, options: Sequence[str]) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="profinferd-bench-")
+        self._file = str(Path(self._folder.name) / "run.pfi")
+        self._process = subprocess.Popen(
+            with_parent([*COMMAND, "record", "--pid", str(pid), "-o", self._file, *options]),
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        self.pid: int | None = self._process.pid
+        try:
+            self._wait()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _wait(self) -> None:
+        stderr, said = self._process.stderr, b""
+        assert stderr is not None
+        until = time.monotonic() + _READY_SECONDS
+        while time.monotonic() < until:
+            if select.select([stderr], [], [], 0.1)[0]:
+                piece = os.read(stderr.fileno(), 65536)
+                said += piece
+                if b"attached to process" in said:
+                    return
+                if not piece:
+                    break
+        raise WatchFailed("the recorder did not attach: " + said.decode(errors="replace").strip()[-300:])
+
+    def finish(self) -> Seen:
+        self._process.send_signal(signal.SIGINT)
+        _, err = self._process.communicate(timeout=_STOP_SECONDS)
+        if self._process.returncode != 0:
+            raise WatchFailed("the recorder failed: " + err.decode(errors="replace").strip()[-300:])
+        with Recording.open(self._file) as recording:
+            return seen_by_us(Report(recording.trace.snapshot.to_json(), 0, 0))
+
+    def stop(self) -> None:
+        end(self._process)
+        if self._process.stderr is not None:
+            self._process.stderr.close()
+        self._folder.cleanup()
+
+
 @contextmanager
 def watching(row: Row, pid: int, functions: Sequence[str]) -> Iterator[Watcher]:
     """The row's watcher on process ``pid``, attached. Raises WatchFailed.
@@ -208,9 +267,11 @@ def watching(row: Row, pid: int, functions: Sequence[str]) -> Iterator[Watcher]:
     if row.kind == "nothing":
         yield Nobody()
         return
-    if row.kind in ("bpftrace", "published"):
-        tracer: BpfTrace | Published
-        if row.kind == "published":
+    if row.kind in ("bpftrace", "published", "record"):
+        tracer: BpfTrace | Published | Recorder
+        if row.kind == "record":
+            tracer = Recorder(pid, row.options)
+        elif row.kind == "published":
             tracer = Published(pid, functions)
         else:
             tracer = BpfTrace(library_of(pid), functions)

@@ -31,7 +31,8 @@ TYPES = {
     "q4_0": gguf.GGMLQuantizationType.Q4_0,
     "q4_K": gguf.GGMLQuantizationType.Q4_K,
 }
-FIRST_WORD = 259
+FIRST_WORD, WORDS_END = 259, 1024
+"""The words that every vocabulary has: the engine refuses a prompt with a token it has not."""
 
 Weights = npt.NDArray[np.float32]
 
@@ -57,6 +58,10 @@ class Spec:
     seed: int = 1
     late_scale: float = 1.0  # of what layers after the first add to the residual stream
 
+    def __post_init__(self) -> None:
+        if self.vocab < WORDS_END:
+            raise ValueError(f"{self.name}: a vocabulary of {self.vocab} lacks words of prompts")
+
     @property
     def head(self) -> int:
         return self.embd // self.heads
@@ -74,6 +79,11 @@ SPECS: dict[str, Spec] = {
     for s in (
         *(_dense(f"dense2-{t.lower()}", t) for t in TYPES),
         _dense("dense24-q4_0", "q4_0", **_DEEP),
+        _dense("dense12-f16", "f16", layers=12),
+        # 200 MB for each token: more than caches hold, with little arithmetic for each byte
+        _dense("wide2-f16", "f16", embd=2048, ff=8192, heads=16, kv_heads=4, vocab=1024),
+        # kernels of a microsecond: with two threads most of it is waiting at barriers
+        _dense("thin24-f16", "f16", layers=24, embd=64, ff=128, heads=2, kv_heads=1, vocab=1024),
         Spec("tied24-q8_0", type="q8_0", tied=True, **_DEEP),  # type: ignore[arg-type]
         Spec("moe-q8_0", type="q8_0", **_MOE),  # type: ignore[arg-type]
         Spec("moe-q4_k", type="q4_K", **_MOE),  # type: ignore[arg-type]
@@ -325,7 +335,7 @@ def words(count: int, seed: int = 0) -> list[int]:
     """``count`` token ids of plain words that every synthetic vocabulary has; never the same
     prefix for two seeds."""
     rng = np.random.default_rng(1000 + seed)
-    ids = rng.integers(FIRST_WORD, 1024, count)
+    ids = rng.integers(FIRST_WORD, WORDS_END, count)
     return [int(i) for i in ids]
 
 

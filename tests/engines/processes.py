@@ -27,7 +27,7 @@ def end(process: subprocess.Popen[bytes], polite_seconds: float = 10.0) -> int:
         return process.wait(polite_seconds)
     except subprocess.TimeoutExpired:
         process.kill()
-        return process.wait(10)
+        return process.wait(60)
 
 
 def executable_of(pid: int) -> Path:

@@ -30,7 +30,8 @@ ANSWER_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class Options:
-    """``context`` is the size of the KV cache of each context, in tokens."""
+    """``context`` is the size of the KV cache of each context, in tokens. ``loading``: read puts the
+    model into memory instead of mapping it, mlock locks what is mapped."""
 
     model: Path
     threads: int = 2
@@ -41,6 +42,7 @@ class Options:
     embedding: bool = False
     repack: bool = True
     api: str = "decode"
+    loading: str = "mmap"
     stripped: bool = False
     env: Mapping[str, str] = field(default_factory=dict)
 
@@ -100,6 +102,7 @@ class PySync:
             "embedding": o.embedding,
             "repack": o.repack,
             "api": o.api,
+            "loading": o.loading,
         }
         self._log = tempfile.TemporaryFile()
         self._process = subprocess.Popen(

@@ -112,6 +112,8 @@ class Engine:
         params = self.lib.llama_model_default_params()
         params.n_gpu_layers = 0
         params.use_extra_bufts = options["repack"]
+        modes = {"read": self.lib.LLAMA_LOAD_MODE_NONE, "mlock": self.lib.LLAMA_LOAD_MODE_MMAP_MLOCK}
+        params.load_mode = modes.get(options["loading"], params.load_mode)
         self.model = self.lib.llama_model_load_from_file(options["model"].encode(), params)
         if not self.model:
             raise SystemExit("no model")
@@ -146,6 +148,11 @@ class Engine:
         one.calls.clear()
         one.call("decode", tokens, pos, seq, out)
         return {"calls": list(one.calls)}
+
+    def set_threads(self, context: int, threads: int) -> dict[str, Any]:
+        """So many from the next call on: the engine rebuilds its pool."""
+        self.lib.llama_set_n_threads(self.contexts[context].pointer, threads, threads)
+        return {}
 
     def clear(self, context: int) -> dict[str, Any]:
         one = self.contexts[context]

@@ -30,12 +30,16 @@ from .processes import end, with_parent
 
 HERE = Path(__file__).parent
 ENGINES = ("skulk", "xllamacpp")
-START_SECONDS = 60.0
-REQUEST_SECONDS = 120.0
+START_SECONDS = 300.0
+REQUEST_SECONDS = 300.0
 
 
 class EngineDied(RuntimeError):
     """The server process ended by itself; the message holds the end of its log."""
+
+
+class EngineSlow(EngineDied):
+    """It runs and does not answer in time, which says nothing of what its code needs."""
 
 
 @dataclass(frozen=True)
@@ -125,8 +129,11 @@ class Server:
     """A running server; a context manager that leaves nothing running.
 
     ``engine`` forces one of :data:`ENGINES`; by default the first usable one is taken.
-    Raises :class:`EngineDied` when the process ends while starting.
+    Raises :class:`EngineDied` when the process ends while starting, :class:`EngineSlow`
+    when it is not ready in time.
     """
+
+    start_seconds = START_SECONDS
 
     def __init__(self, options: Options, engine: str | None = None) -> None:
         self.options = options
@@ -135,10 +142,13 @@ class Server:
         self._log: IO[bytes] | None = None
         self.port = 0
 
+    def command(self) -> tuple[list[str], dict[str, str]]:
+        """What is run for :attr:`port`, and what its environment has besides ours."""
+        return _COMMANDS[self.engine](fetch(), self.options, self.port)
+
     def __enter__(self) -> Self:
-        engines = fetch()
         self.port = free_port()
-        command, extra = _COMMANDS[self.engine](engines, self.options, self.port)
+        command, extra = self.command()
         self._log = tempfile.TemporaryFile()
         self._process = subprocess.Popen(
             with_parent(command),
@@ -178,7 +188,7 @@ class Server:
         return self._log.read().decode(errors="replace")
 
     def _wait(self) -> None:
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + self.start_seconds
         while time.monotonic() < deadline:
             self.check_alive()
             try:
@@ -188,7 +198,7 @@ class Server:
             except (urllib.error.URLError, ConnectionError, TimeoutError):
                 pass
             time.sleep(0.05)
-        raise EngineDied(f"{self.engine} did not become healthy: {self.log_tail()}")
+        raise EngineSlow(f"{self.engine} did not become healthy: {self.log_tail()}")
 
     def check_alive(self) -> None:
         """Raises :class:`EngineDied` when the process has ended."""
@@ -266,10 +276,14 @@ def usable(engine: str, options: Options) -> str:
                 server.embed([300, 301, 302])
             else:
                 server.completion([300, 301, 302], 3)
+    except EngineSlow:
+        raise  # no verdict on this CPU
     except EngineDied as error:
         reason = str(error).split(":")[0]
     verdict.parent.mkdir(exist_ok=True)
-    verdict.write_text(reason)
+    partial = verdict.with_name(f"{verdict.name}.{os.getpid()}")
+    partial.write_text(reason)
+    partial.replace(verdict)  # at once: half a verdict would read as none
     return reason
 
 

@@ -49,7 +49,7 @@ def test_experts_have_their_true_share(name: str, engines: Engines, witness: tru
     """MUL_MAT_ID is much of a MoE; a wildcard profile of Q4_K or Q8_0 would not even see it."""
     with pysync.PySync(pysync.Options(models.model(name), threads=1, env=witness.env)) as victim:
         _generate(victim, 4)
-        for _ in range(3):  # other work on the machine may blur one of them
+        for _ in range(8):  # other work on the machine may blur one of them
             ours, true = _share(*_measured(victim.pid, witness, lambda: _generate(victim, TOKENS)))
             assert true > 0.2
             if ours == pytest.approx(true, abs=0.01):

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -12,12 +11,10 @@ from . import models, servers
 from .fetch import Engines, fetch
 
 
-def test_a_second_fetch_is_quick_and_offline(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_fetch_is_offline(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is there is not asked for again: pip is not run at all."""
     monkeypatch.setattr("tests.engines.fetch._pip", lambda packages: pytest.fail("pip was run"))
-    begin = time.monotonic()
     assert fetch() == engines
-    assert time.monotonic() - begin < 2
     assert engines.licence_file.exists()
 
 

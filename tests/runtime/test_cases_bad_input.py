@@ -140,7 +140,7 @@ def test_a_thread_id(method: str) -> None:
         threads = [int(name) for name in os.listdir(f"/proc/{stub.pid}/task")]
         other = next(tid for tid in threads if tid != stub.pid)
         outcome = profinferd(
-            "--pid", other, "--attach-method", method, duration=1,
+            "--pid", other, "--attach-method", method, duration=3,
             meanwhile=lambda _: stub.send("run pos=0-3 out=3 us=50"),
         )  # fmt: skip
         assert outcome.code == DONE, outcome
@@ -224,7 +224,7 @@ def test_interrupted(number: signal.Signals) -> None:
 def test_a_strange_model_path(tmp_path: Path) -> None:
     """A model's name with quotes, newlines and bytes that are no UTF-8: valid JSON, one printable name."""
     folder = os.fsencode(tmp_path)
-    name = b"mo'del \"Q4\"\\ \xff\xfe\xc3(\x1b[31m\xe2\x80\xae.gguf"
+    name = b'mo\'del "Q4"\\ \xff\xfe\xc3(\x1b[31m\xe2\x80\xae.gguf'
     (tmp_path / "link").mkdir()
     with open(folder + b"/" + name, "wb") as file:
         file.write(b"GGUF" + bytes(100))
@@ -238,7 +238,7 @@ def test_a_strange_model_path(tmp_path: Path) -> None:
         outcome = profinferd("--pid", stub.pid)
         assert outcome.code == DONE, outcome
         model = outcome.json["target"]["model"]
-        assert model.startswith("mo'del \"Q4\"") and model.endswith(".gguf")
+        assert model.startswith('mo\'del "Q4"') and model.endswith(".gguf")
         assert model.isprintable() and "\x1b" not in outcome.out and "\u202e" not in model
         table = subprocess.run(
             [sys.executable, "-m", "profinferd.agent", "attach", "-q", "-d", "0.2", "--pid", str(stub.pid)],

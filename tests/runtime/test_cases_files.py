@@ -7,7 +7,6 @@ import os
 import random
 import re
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -28,6 +27,7 @@ from .cases import (
     links,
     nothing_left,
     plain,
+    wait_for,
 )
 
 
@@ -90,9 +90,12 @@ def test_backend_loaded_after_attaching(method: str, tmp_path: Path) -> None:
         assert before.ops == () and before.target.attach.op_source is None
         assert before.tokens.prefill == 4
         assert watch.order(f"load {cpu}")["loaded"]
-        until = time.monotonic() + 5
-        while watch.attachment.attached.op_source is None and time.monotonic() < until:
+
+        def found() -> bool:
             watch.drain()
+            return watch.attachment.attached.op_source is not None
+
+        wait_for(found, "the library to be looked into")
         assert watch.attachment.attached.op_source == "dispatch"
         replies = [watch.run("context=1 pos=0-3 out=3 us=50"), watch.run("context=1 pos=4 out=0 us=50")]
         snapshot = watch.snapshot()
@@ -130,9 +133,7 @@ def test_another_mount_namespace(method: str, tmp_path: Path) -> None:
         assert works(stub, method).attachment.info.files[0].path == f"{decoy}/llm"
 
 
-@pytest.mark.parametrize(
-    ("method", "replaced"), [("session", False), ("multi", True), ("perf", True)]
-)
+@pytest.mark.parametrize(("method", "replaced"), [("session", False), ("multi", True), ("perf", True)])
 def test_deleted_file(method: str, replaced: bool, tmp_path: Path) -> None:
     """C04: the program was deleted, or replaced by another build, since it was started."""
     path = copied(engine(strip=True), tmp_path, "server")
@@ -224,9 +225,7 @@ def test_functions_that_nobody_calls() -> None:
         assert {op.op for op in snapshot.ops} <= {"RMS_NORM"}
         fused = sum(fused for _, fused, *_ in reply["kernels"])
         assert sum(op.calls + op.untimed for op in snapshot.ops) == fused == 5
-        assert any(
-            graph.uncovered == len(reply["kernels"]) - fused for graph in snapshot.graphs
-        )
+        assert any(graph.uncovered == len(reply["kernels"]) - fused for graph in snapshot.graphs)
 
 
 @pytest.mark.parametrize("way", ["debug link", "mini-debuginfo"])

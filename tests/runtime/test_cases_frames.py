@@ -6,10 +6,23 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
 from .cases import METHODS, Engine, Watch, check_ops, engine, links, near, nothing_left, wait_for
+
+
+def send_and_wait_until_it_computes(stub: Engine, order: str) -> None:
+    """Its operators sleep: the system call that it stands in is another one than the wait for orders."""
+    path = Path(f"/proc/{stub.pid}/syscall")
+    idle = ""
+    while not idle.isdecimal():  # "running" on its way there
+        idle = path.read_text().split()[0]
+    stub.send(order)
+    wait_for(
+        lambda: (now := path.read_text().split()[0]).isdecimal() and now != idle, "an operator to be computed"
+    )
 
 
 def open_threads(watch: Watch) -> int:
@@ -114,8 +127,7 @@ def test_a_forked_child(method: str) -> None:
 def test_attached_in_the_middle_of_a_call(method: str) -> None:
     """C21: the end of a call whose begin was not seen is no call; the next one is whole."""
     with Engine(engine()) as stub:
-        stub.send("run pos=0-3 out=3 us=60000")  # some 2 s
-        time.sleep(0.05)
+        send_and_wait_until_it_computes(stub, "run pos=0-3 out=3 us=60000")  # some 2 s
         with Watch(stub, method) as watch:
             stub.reply(watch.drain)
             replies = [watch.run("pos=4 out=0"), watch.run("pos=5 out=0")]
@@ -129,8 +141,7 @@ def test_a_stopped_target() -> None:
     """A target that is stopped in a call and goes on: the call is as long as it was."""
     with Engine(engine()) as stub, Watch(stub) as watch:
         watch.run("pos=0-3 out=3")
-        stub.send("run pos=4 out=0 us=2000")
-        time.sleep(0.02)
+        send_and_wait_until_it_computes(stub, "run pos=4 out=0 us=20000")
         os.kill(stub.pid, signal.SIGSTOP)
         time.sleep(0.3)
         os.kill(stub.pid, signal.SIGCONT)

@@ -65,7 +65,7 @@ class Victim:
 
     def finish(self) -> dict[str, tuple[int, int, int]]:
         """{function: (calls, wrong results, calls after which a register was damaged)}."""
-        text, _ = self.process.communicate("go\n", timeout=60)
+        text, _ = self.process.communicate("go\n", timeout=300)
         found = re.findall(r"^(\w+) calls=(\d+) wrong=(\d+) registers=(\d+)$", text, re.M)
         return {name: (int(calls), int(wrong), int(registers)) for name, calls, wrong, registers in found}
 

@@ -93,7 +93,7 @@ def reader(before: str, target: tuple[subprocess.Popen[bytes], int], *prefix: st
         str(child.pid),
         str(address),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     return done.stdout + done.stderr
 
 

@@ -12,9 +12,11 @@ import importlib
 import json
 import sys
 import time
+from pathlib import Path
 
 from profinferd.agent.errors import MachineError, ProfinferError, TargetError
 from profinferd.agent.model.snapshot import Snapshot
+from profinferd.agent.waking import Wakeup
 
 from . import snapshots
 
@@ -22,7 +24,10 @@ _ERRORS = {"target": TargetError, "machine": MachineError}
 
 
 class Fake:
-    """Sees something after ``seen_after`` polls; ends after ``ends_after``; fails at ``fails_at``."""
+    """Sees something after ``seen_after`` polls; ends after ``ends_after``; fails at ``fails_at``.
+
+    ``watching``: a file that is there once it is polled.
+    """
 
     def __init__(
         self,
@@ -32,6 +37,7 @@ class Fake:
         fails_at: int | None = None,
         failure: str = "machine",
         sleep: float = 0.0,
+        watching: str = "",
     ) -> None:
         self._snapshot: Snapshot = getattr(snapshots, kind)()
         self._seen_after = seen_after
@@ -39,6 +45,7 @@ class Fake:
         self._fails_at = fails_at
         self._failure = failure
         self._sleep = sleep
+        self._watching = watching
         self.polls = 0
         self.closed = 0
         self.polled_after_close = False
@@ -49,6 +56,8 @@ class Fake:
 
     def poll(self, timeout_s: float) -> None:
         self.polls += 1
+        if self._watching:
+            Path(self._watching).touch()
         self.polled_after_close |= bool(self.closed)
         if self._fails_at is not None and self.polls >= self._fails_at:
             if self._failure == "bug":
@@ -56,6 +65,9 @@ class Fake:
             error: type[ProfinferError] = _ERRORS[self._failure]
             raise error("the ring went away", "try again")
         time.sleep(min(timeout_s, self._sleep) if self._sleep else 0)
+
+    def wait(self, timeout_s: float, wakeup: Wakeup | None = None) -> None:
+        self.poll(timeout_s)
 
     def alive(self) -> bool:
         return self._ends_after is None or self.polls < self._ends_after

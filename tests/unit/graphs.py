@@ -148,6 +148,7 @@ class Builder:
         values = {
             "addr": t.addr, "seq": 1, "index": index, "role": role, "slot": slot,
             "type": _TYPE_NUMBER[t.type], "op": OPS.index(t.op), "flags": t.flags, "fault": 0,
+            "tgid": 0, "reserved": 0,
             "ne": t.ne, "nb": t.nb or nb, "op_params": [*t.params, *[0] * (16 - len(t.params))],
             "src": [*src, *[0] * (10 - len(src))], "view_src": t.view_src.addr if t.view_src else 0,
             "view_offs": 0, "data": t.data, "buffer": 0x1000, "extra": t.extra,
@@ -177,6 +178,7 @@ def decoder(
     from_embeddings: bool = False,
     flags: int = COMPUTE,
     prefix: str = "",
+    positions_name: str = "leaf_6",
 ) -> Builder:
     """The graph of one decode: rows are chosen in the last layer, after attention."""
     b = Builder(flags=flags)
@@ -186,7 +188,7 @@ def decoder(
     if from_embeddings:
         gathered.flags = 0
     x = b.leaf("inp_embd", "f32", EMBD, tokens, flags=INPUT) if from_embeddings else gathered
-    positions = b.leaf("leaf_6", "i32", tokens, flags=INPUT)
+    positions = b.leaf(positions_name, "i32", tokens, flags=INPUT)
     cells = b.leaf("leaf_8", "i64", tokens, flags=INPUT)
     mask = b.leaf("leaf_10", "f16", n_kv, tokens, flags=INPUT)
     out_ids = b.leaf("inp_out_ids", "i32", rows, flags=INPUT)

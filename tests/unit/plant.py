@@ -18,6 +18,7 @@ from profinferd.agent.model.budget import (
     Transition,
 )
 from profinferd.agent.model.overhead import Interval
+from profinferd.agent.pace import Pace
 
 
 @dataclass
@@ -58,6 +59,8 @@ class Plant:
     names: tuple[str, ...] = ("t",)
     dt: float = 0.1
     seed: int = 1
+    paced: bool = False
+    """Ticks come as far apart as the product lets them, instead of every ``dt`` seconds."""
     history: dict[str, list[Tick]] = field(default_factory=dict)
 
     def run(self, seconds: float) -> Plant:
@@ -66,8 +69,12 @@ class Plant:
         decisions: dict[str, Decision] = {}
         due = dict.fromkeys(self.names, 0.0)
         self.history = {name: [] for name in self.names}
-        for step in range(round(seconds / self.dt) + 1):
-            now = step * self.dt
+        now, step, pace = -self.dt, -1, Pace()
+        while now < seconds - self.dt / 2:
+            if self.paced and decisions:
+                left = [d.burst_left_s for d in decisions.values() if d.burst_left_s is not None]
+                self.dt = pace.pause(self.dt, 0.01 * self.dt, burst_s=min(left, default=None))
+            now, step = now + self.dt, step + 1
             loads, done = [], {}
             for name in self.names:
                 work = self.workload(name, now)

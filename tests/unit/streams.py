@@ -82,6 +82,7 @@ class Stream:
 
     def __init__(self, tgid: int = 100) -> None:
         self.tgid = tgid
+        self.tid = 0  # of what comes next; 0: the first thread
         self.now = START + 60_000_000_000
         self.seq = 0
         self.sent: set[int] = set()
@@ -118,7 +119,7 @@ class Stream:
         return of.snapshot(self.now, stats)
 
     def event(self, kind: int, seq: int, level: int, **more: Any) -> dict[str, Any]:
-        event = {"ts": self.now, "tgid": self.tgid, "tid": self.tgid, "seq": seq, "kind": kind,
+        event = {"ts": self.now, "tgid": self.tgid, "tid": self.tid or self.tgid, "seq": seq, "kind": kind,
                  "level": level, **more}  # fmt: skip
         self.events.append(event)
         return event

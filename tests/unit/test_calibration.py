@@ -8,6 +8,8 @@ import os
 import platform
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import capstone
 import pytest
@@ -16,8 +18,10 @@ from hypothesis import strategies as st
 
 from profinferd.agent.cli.calibrate import table
 from profinferd.agent.errors import MachineError
-from profinferd.agent.kernel import calibration, victim_code
+from profinferd.agent.kernel import calibrate, calibration, victim_code
+from profinferd.agent.kernel.bench import Bench
 from profinferd.agent.kernel.calibration import Calibration, Figure, HitCost, machine_name, median_figure
+from profinferd.agent.kernel.watch import Seen
 from profinferd.agent.target.sites import choose_site
 
 MACHINES = {
@@ -211,3 +215,36 @@ def test_functions_that_are_armed_lie_on_pages_of_their_own() -> None:
         victim_code.offset("nothing")
     with pytest.raises(KeyError):
         victim_code.image("riscv64")
+
+
+class _Busy:
+    """A machine whose hypervisor takes it away for a tenth of a second in every fourth cycle."""
+
+    def __init__(self, victim: object = None) -> None:
+        self._looks = 0
+        self._seen = Seen(0, 0.0, 0)
+
+    def __enter__(self) -> _Busy:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def look(self) -> Seen:
+        cycle, armed = divmod(self._looks, 2)
+        self._looks += 1
+        still = (1e8 if cycle % 4 == 1 else 3e5) if armed else 0.0
+        self._seen = Seen(self._seen.at + 10**7 + int(still), self._seen.still + still, 0)
+        return self._seen
+
+
+def test_a_busy_machine_is_asked_until_its_answer_is_plausible(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once 99 ms were kept as the price of a cycle that takes 0.3 ms: a budget of 1 % then pays for a
+    burst in ten seconds at best."""
+    bench = SimpleNamespace(victim=None, arm=lambda: None, disarm=lambda: None)
+    monkeypatch.setattr(calibrate, "Watch", _Busy)
+    monkeypatch.setattr(calibrate, "_IDLE", 0.0)
+    for few in (2, 6):
+        monkeypatch.setattr(calibrate, "CYCLES", few)
+        _, stall = calibrate._cycles(cast(Bench, bench))
+        assert 3e5 * 0.9 <= stall.high <= 3.1e5 and few < stall.samples <= calibrate.MOST_CYCLES

@@ -3,21 +3,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import os
 import stat
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from profinferd.agent.cli import main
+from profinferd.agent.cli.listen import FRESH_SECONDS, Published
 from profinferd.agent.errors import MachineError, TargetError
+from profinferd.agent.model.snapshot import Snapshot
 
 from .fake_attachment import Fake
 
 ATTACH = importlib.import_module("profinferd.agent.cli.attach")
+LISTEN = importlib.import_module("profinferd.agent.cli.listen")
 
 Use = Callable[[Fake], Fake]
 
@@ -163,7 +169,7 @@ def test_errors_of_opening(
         ["attach", "-p", "1", "--listen", "198.51.100.7:9847"],
         ["attach", "-p", "1", "-o", "/nonexistent/folder/file"],
         ["attach", "-p", "1", "-o", "/"],
-        ["attach", "-p", "1", "-o", "/dev/null"],
+        ["attach", "-p", "1", "-o", "/dev/zero"],
         ["attach", "-p", "1", "extra"],
     ],
 )
@@ -271,3 +277,37 @@ def test_hostile_names_do_not_reach_the_terminal(use: Use, capsys: pytest.Captur
     assert "[red]" in out
     assert not [char for char in out if ord(char) < 32 and char != "\n"]
     assert "\u202e" not in out and "\udcff" not in out
+
+
+def test_a_scrape_gets_figures_of_now_and_costs_nothing_until_it_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Snapshots are made when somebody asks: whoever asks waits for one that is newer."""
+    published = Published()
+    assert not published.wanted
+    first = Fake().snapshot()
+    made: list[Snapshot] = []
+
+    def watch() -> None:
+        while not made:
+            if published.wanted:
+                made.append(dataclasses.replace(first, window_seconds=77.0))
+                published.set(made[0], True)
+            time.sleep(0.01)
+
+    published.set(first, False)
+    time.sleep(FRESH_SECONDS)
+    watching = threading.Thread(target=watch)
+    watching.start()
+    (seen,) = published()
+    watching.join()
+    assert seen.snapshot is made[0]
+    monkeypatch.setattr(LISTEN, "FRESH_SECONDS", 600.0)
+    (again,) = published()
+    assert again is seen and not published.wanted, "a young one will do"
+
+
+def test_a_scrape_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it attaches, and when the target is gone, nobody makes one."""
+    monkeypatch.setattr(LISTEN, "PATIENCE_SECONDS", 0.05)
+    assert Published()() == ()

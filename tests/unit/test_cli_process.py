@@ -18,6 +18,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 FOREVER = {"sleep": 0.05}
+LIMIT = 60.0
 
 
 def command(fake: dict[str, object], *arguments: str) -> list[str]:
@@ -35,6 +36,8 @@ def command(fake: dict[str, object], *arguments: str) -> list[str]:
 
 def start(fake: dict[str, object], *arguments: str, **more: object) -> subprocess.Popen[str]:
     """A running command whose attachment is being opened."""
+    # Under nohup the tests ignore SIGHUP, and a command would inherit that.
+    more.setdefault("preexec_fn", lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL))
     process = subprocess.Popen(  # type: ignore[call-overload]
         command(fake, *arguments), cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **more
     )
@@ -42,31 +45,42 @@ def start(fake: dict[str, object], *arguments: str, **more: object) -> subproces
     return process  # type: ignore[no-any-return]
 
 
+def wait_for(path: Path) -> None:
+    """Until the file is there."""
+    until = time.monotonic() + LIMIT
+    while not path.exists():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_prints_and_saves_what_was_seen(number: signal.Signals, tmp_path: Path) -> None:
     """Ctrl-C is how most people end it: exit 0 once something was seen."""
     path = tmp_path / "seen.json"
-    process = start({**FOREVER}, "--format", "json", "-o", str(path))
-    time.sleep(0.5)
+    watching = tmp_path / "watching"
+    process = start({**FOREVER, "watching": str(watching)}, "--format", "json", "-o", str(path))
+    wait_for(watching)
     process.send_signal(number)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=LIMIT)
     assert process.returncode == 0, err
     assert json.loads(out) == json.loads(path.read_text())
     assert "Traceback" not in err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_before_anything_was_seen(number: signal.Signals) -> None:
+def test_a_signal_before_anything_was_seen(number: signal.Signals, tmp_path: Path) -> None:
     """Exit 130, also while attaching still goes on."""
-    cases: tuple[tuple[dict[str, object], float], ...] = (
-        ({**FOREVER, "seen_after": None}, 0.5),
-        ({"open_seconds": 30}, 0.1),
+    watching = tmp_path / "watching"
+    cases: tuple[dict[str, object], ...] = (
+        {**FOREVER, "seen_after": None, "watching": str(watching)},
+        {"open_seconds": 600},
     )
-    for fake, wait in cases:
+    for fake in cases:
         process = start(fake, "-q")
-        time.sleep(wait)
+        if "watching" in fake:
+            wait_for(watching)
         process.send_signal(number)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=LIMIT)
         assert (process.returncode, out) == (130, ""), err
         assert err == "profinferd: interrupted before anything was seen\n"
 
@@ -79,7 +93,7 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     )
     os.close(writer)
     os.close(reader)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=LIMIT)
     assert (process.returncode, err) == (0, "attaching\n")
 
 
@@ -92,7 +106,7 @@ def test_a_full_disk_is_one_line() -> None:
             text=True,
             stdout=full,
             stderr=subprocess.PIPE,
-            timeout=20,
+            timeout=LIMIT,
         )
     assert done.returncode == 4
     assert done.stderr.splitlines()[1:] == [
@@ -104,7 +118,7 @@ def test_closed_streams(tmp_path: Path) -> None:
     """With all three closed, nothing else may take their numbers and the file is still written."""
     path = tmp_path / "seen.json"
     line = " ".join(f"'{word}'" for word in command({**FOREVER}, "-d", "0.2", "-o", str(path)))
-    done = subprocess.run(["/bin/sh", "-c", f"exec {line} <&- >&- 2>&-"], cwd=ROOT, timeout=20)
+    done = subprocess.run(["/bin/sh", "-c", f"exec {line} <&- >&- 2>&-"], cwd=ROOT, timeout=LIMIT)
     assert done.returncode == 0
     assert json.loads(path.read_text())["schema"] == 1
 
@@ -113,7 +127,8 @@ def test_an_encoding_without_the_characters(tmp_path: Path) -> None:
     """Names outside ASCII on an ASCII stdout are escaped, not raised."""
     done = subprocess.run(
         command({**FOREVER, "kind": "hostile"}, "-q", "-d", "0.2"),
-        cwd=ROOT, text=True, capture_output=True, timeout=20, env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        cwd=ROOT, text=True, capture_output=True, timeout=LIMIT,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
     )  # fmt: skip
     assert done.returncode == 0 and done.stdout.isascii()
 
@@ -121,7 +136,7 @@ def test_an_encoding_without_the_characters(tmp_path: Path) -> None:
 def test_no_colour_and_no_cursor_off_a_terminal() -> None:
     """Pipes get plain lines."""
     done = subprocess.run(
-        command({**FOREVER}, "-d", "0.3"), cwd=ROOT, text=True, capture_output=True, timeout=20
+        command({**FOREVER}, "-d", "0.3"), cwd=ROOT, text=True, capture_output=True, timeout=LIMIT
     )
     assert "\x1b" not in done.stdout + done.stderr
     assert max(map(len, done.stdout.splitlines())) <= 80
@@ -139,7 +154,7 @@ def test_live_table_on_a_terminal(plain: bool) -> None:
     )  # fmt: skip
     os.close(far_end)
     screen = _read_all(main_end)
-    out, _ = process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=LIMIT)
     assert process.returncode == 0
     assert json.loads(out)["schema"] == 1
     assert b"MUL_MAT" in screen and b"\x1b[2K" in screen  # drawn, and taken away again

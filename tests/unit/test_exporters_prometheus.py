@@ -17,6 +17,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from prometheus_client.samples import Sample
 
+from profinferd.agent.model.eventdata import Events, EventTotal
+from profinferd.agent.model.peaks import Peak, Peaks
 from profinferd.agent.model.snapshot import OTHER_STATUS, GraphCount, Snapshot
 from profinferd.exporters import registry
 from profinferd.exporters.prometheus import MAX_SAMPLES, PrometheusExporter, Seen, target_label
@@ -271,7 +273,7 @@ def test_cost_of_a_scrape() -> None:
     scrape = Scraper(many(5000))
     samples = len(scrape.samples())
     assert samples <= MAX_SAMPLES
-    few, many_of = Scraper(many(20)), Scraper(many(400))
+    few, many_of = Scraper(many(20)), Scraper(many(250))
     steps = []
     for one in (few, many_of):
         count = len(one.samples())
@@ -305,3 +307,20 @@ def test_promtool_agrees() -> None:
         capture_output=True,
     )
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_performance_events_and_peaks_are_absent_or_figures() -> None:
+    """C09: an event that the machine does not have is no sample; the machine's peaks come once."""
+    plain = Scraper(snapshots.busy())
+    names = ("machine_memory_bandwidth_bytes_per_second", "machine_flops_per_second")
+    assert not any(plain.values(name) for name in ("hardware_events_total", *names))
+    totals = (EventTotal("cycles", None, None, "no unit"), EventTotal("page-faults", 12, 0.5))
+    counted = dataclasses.replace(
+        snapshots.busy(),
+        hardware=Events(totals, (), {}, 1),
+        peaks=Peaks((Peak(1, 1e10, 9e9, 5e10), Peak(2, 2e10, 9e9, None))),
+    )
+    scrape = Scraper(counted, counted)
+    assert scrape.values("hardware_events_total") == {(TARGET, "page-faults"): 24}
+    assert scrape.values(names[0]) == {(): 2e10}
+    assert scrape.values(names[1]) == {}

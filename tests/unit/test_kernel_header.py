@@ -7,6 +7,7 @@ import pytest
 
 from profinferd.agent.kernel.btf import BtfError, load_types
 from profinferd.agent.kernel.header import HeaderTypes, load_header
+from profinferd.agent.model.causes import Cause
 from profinferd.probes.build import HERE, find_object
 
 
@@ -22,6 +23,28 @@ def test_the_same_as_the_compilers() -> None:
     assert {name: constants[name] for name in header.constants()} == header.constants()
     for name in ("event_kind", "event_level", "stat", "op_flag", "layout_state"):
         assert header.enum(name) == built.enum(name)
+
+
+def test_the_header_of_causes() -> None:
+    """As above: every record and map value against the object whose programs write it."""
+    header = load_header(HERE / "causes.h")
+    objects = {name: load_types(find_object(name)) for name in ("ggml", "sched", "faults", "barrier")}
+    where = {
+        "sched_span": "sched",
+        "sched_thread": "sched",
+        "graph_clock": "ggml",
+        "fault_rec": "faults",
+        "fault_count": "faults",
+        "barrier_rec": "barrier",
+    }
+    assert set(header.structs()) == set(where)
+    for name, built in where.items():
+        ours, theirs = header.dtype(name), objects[built].dtype(name)
+        assert dict(ours.fields or {}) == dict(theirs.fields or {}), name
+    for name, built in {"wait_cause": "sched", "thread_state": "sched", "fault_kind": "faults"}.items():
+        assert header.enum(name) == objects[built].enum(name)
+    causes = {name.removeprefix("WC_"): number for name, number in header.enum("wait_cause").items()}
+    assert causes == {cause.name: cause.value for cause in Cause}
 
 
 @pytest.mark.parametrize(

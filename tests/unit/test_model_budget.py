@@ -9,11 +9,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from profinferd.agent.kernel.calibration import Calibration, Figure, HitCost
 from profinferd.agent.model.budget import BudgetConfig, Controller, Level, Load, PhaseLoad, Prices
 from profinferd.agent.model.overhead import Interval
+from profinferd.agent.pace import IN_BURST
+from profinferd.agent.prices import WORST_CYCLE_NS, prices_of
 
 from .plant import Plant, Workload
 
@@ -100,6 +103,23 @@ def test_a_change_of_workload_costs_at_most_one_period(change: str, at: float, d
     assert plant.window(at - PERIOD, at + PERIOD)[0] <= 0.01 * 3 * PERIOD + most_in_a_tick(plant, "t")
 
 
+@settings(max_examples=40, deadline=None)
+@given(workloads)
+def test_long_pauses_in_a_burst_do_not_make_it_longer(work: Workload) -> None:
+    """Rings are drained seldom in the middle of a burst: it still ends when it should, give or take
+    the shortest pause, and a change of the workload meanwhile is paid for as any other."""
+    plant = Plant(BUDGET, lambda *_: dataclasses.replace(work, noise=0.0), paced=True).run(120)
+    check_cycles(plant)
+    bursts = [
+        list(run) for armed, run in itertools.groupby(plant.history["t"], lambda t: t.decision.armed) if armed
+    ]
+    for ticks in bursts[2:-1]:
+        burst = ticks[0].decision.burst
+        assert burst is not None
+        summed = sum(t.summed for t in ticks[1:])
+        assert summed <= burst.graphs + work.rate * 3 * IN_BURST + 2
+
+
 def test_a_burst_that_turns_out_too_costly_is_cut() -> None:
     """Four times the ops from 0.3 s into a burst: it ends at its allowance, not at its length."""
     plant = Plant(BUDGET, lambda _, t: Workload(hits=402 if t < 0.4 else 4 * 402), dt=0.02).run(5)
@@ -129,6 +149,15 @@ def test_levels_come_back_in_reverse_order() -> None:
 
 
 @settings(max_examples=25, deadline=None)
+@example(  # two bursts of four targets in one stretch
+    [
+        Workload(rate=30.0, hits=388, op_ns=1414.2, cycle_ns=0.0),
+        Workload(rate=104.3, hits=155, op_ns=2575.0, cycle_ns=1.903e6),
+        Workload(rate=47.6, hits=758, op_ns=1581.5, cycle_ns=0.0),
+        Workload(rate=52.8, hits=268, op_ns=1544.9, cycle_ns=1.56e6),
+    ],
+    21.65,
+)
 @given(st.lists(workloads, min_size=2, max_size=4), st.floats(10, 40))
 def test_targets_share_the_budget(works: list[Workload], joins: float) -> None:
     """A second target (and more) joins: together they cost the machine no more than one may,
@@ -147,8 +176,9 @@ def test_targets_share_the_budget(works: list[Workload], joins: float) -> None:
     whole = max(1.0, sum(shortest) / (0.4 * 0.01 * PERIOD)) * PERIOD
     overshoot = sum(most_in_a_tick(plant, name) for name in names)
     if whole > PERIOD:
-        # A stretch may then begin with the end of one burst and end with the next whole one.
-        overshoot += max(shortest)
+        # A stretch may then begin with the end of one burst and end with the next whole one, and
+        # hold two bursts of each target, each of which ends some time after its allowance did.
+        overshoot = 2 * overshoot + max(shortest)
     begin = joins + whole
     while begin + whole <= end:
         assert plant.window(begin, begin + whole)[0] <= 0.01 * whole * 1.01 + overshoot
@@ -166,6 +196,19 @@ def test_two_equal_targets_cost_what_one_does() -> None:
     assert spent[1] == pytest.approx(spent[0], rel=0.1)
     bursts = [two.history[n][-1].decision.bursts for n in ("a", "b")]
     assert abs(bursts[0] - bursts[1]) <= 1
+
+
+def test_what_one_target_leaves_over_is_there_for_the_other() -> None:
+    """Hundreds of tokens a second: token and graph probes of both take most of the budget, and yet
+    both are sampled, for what is left."""
+    plant = Plant(BUDGET, lambda *_: Workload(rate=450), ("a", "b")).run(200)
+    check_cycles(plant)
+    always = 2 * 450 * 8e-6
+    assert 0.5 * BUDGET.budget_ratio < always < BUDGET.budget_ratio
+    for name in ("a", "b"):
+        assert plant.history[name][-1].decision.bursts >= 3
+    overshoot = sum(most_in_a_tick(plant, name) for name in ("a", "b"))
+    assert plant.window(0, 200)[0] <= 0.01 * 200 + 0.01 * PERIOD + overshoot
 
 
 # ---- qos floor -------------------------------------------------------------------------
@@ -347,3 +390,36 @@ def test_time_and_names_are_checked() -> None:
         controller.tick(0.5, [load])
     with pytest.raises(ValueError, match="twice"):
         controller.tick(2.0, [load, load])
+
+
+@pytest.mark.parametrize(("busy", "shed"), [(0.003, False), (0.03, True)])
+def test_nothing_is_shed_for_what_a_few_milliseconds_say(busy: float, shed: bool) -> None:
+    """Hits are counted at once and busy time when a call is known: a graph that began on a machine
+    without a free core was charged for hits of which its 9 ms knew nothing. Sheds when enough is known."""
+    prices = Prices(10_000, 10_000, 1000, 700_000)
+    controller = Controller(BUDGET)
+    for step in range(40):
+        # 40 us of calls and graphs in each tick: too dear at 3 ms of busy time, and at 30 ms, too
+        # (there with ten times the hits).
+        hits = 2 if busy < 0.01 else 40
+        some = step < 20
+        load = Load(
+            "t", prices, busy_s=busy if some else 0.0, call_hits=hits * some, graph_hits=hits * some,
+            phases={"decode": PhaseLoad(1, 402)} if some else {},
+        )  # fmt: skip
+        decision = controller.tick(step * 0.1, [load])["t"]
+        if step == 19:
+            assert (decision.level < Level.OP) == shed
+
+
+def test_a_price_that_no_cycle_can_have_is_not_believed() -> None:
+    cost = Figure(1000.0, 900.0, 1100.0, 9)
+    kinds = (("op", "trace"), ("op", "sum"), ("graph", ""), ("call", ""), ("walk", ""))
+    found = Calibration(
+        "multi", "6.18", "a machine", "programs", 0.0, 1.0, False,
+        tuple(HitCost(kind, "emulated", mode, cost) for kind, mode in kinds),
+        cost, Figure(0.0, 0.0, 4.4e9, 9),
+    )  # fmt: skip
+    assert prices_of(found, "sum").cycle_ns == WORST_CYCLE_NS
+    plausible = dataclasses.replace(found, ns_per_cycle_stall=Figure(3e5, 0.0, 4e5, 9))
+    assert prices_of(plausible, "sum").cycle_ns == 4e5

@@ -19,6 +19,7 @@ from profinferd.agent.model.graph import (
     account,
     build_graph,
     clean_name,
+    structure,
 )
 
 from .graphs import GLU, INPUT, NODE_DESC, OPS, OUTPUT, TYPES, UNARY, Builder, decoder
@@ -42,6 +43,14 @@ def observed(graph: Graph, fuse: bool) -> tuple[np.ndarray, np.ndarray]:
             seen.append(n.index)
             fused.append(skip)
     return np.array(seen), np.array(fused)
+
+
+def test_positions_on_a_device_are_not_expected() -> None:
+    """With all layers offloaded every input is a copy there: nothing is lost that could be read."""
+    for name, here in (
+        ("RPC0[127.0.0.1:50052]#inp_pos#0", False), ("Vulkan0#leaf_6#0", False), ("CPU#inp_pos#0", True),
+    ):  # fmt: skip
+        assert decoder(positions_name=name).graph().has_rope is here
 
 
 def test_figures_of_a_decode() -> None:
@@ -155,10 +164,10 @@ def test_topology_ignores_dimensions_and_structure_does_not() -> None:
     """D8: the KV length grows while the topology stays."""
     one, later, other = decoder(n_kv=256).graph(), decoder(n_kv=512).graph(), decoder(layers=3).graph()
     assert one.topology == later.topology != other.topology
-    assert one.structure != later.structure
+    assert structure(one) != structure(later)
     assert len(one.topology) == 16 and int(one.topology, 16) >= 0
     assert decoder(flash=False).graph().topology != one.topology
-    assert decoder().graph().structure == one.structure
+    assert structure(decoder().graph()) == structure(one)
 
 
 def test_sources_and_bases() -> None:
@@ -353,10 +362,10 @@ def test_a_long_chain_of_views_takes_linear_time() -> None:
     descs["ne"] = 1
     descs["src"][1:, 0] = descs["addr"][:-1]
     descs["src"][0, 0] = descs["addr"][-1]  # and it is a ring
-    started = time.monotonic()
+    started = time.process_time()
     graph = build_graph(descs, n, OPS, TYPES)
     assert (
         isinstance(graph, Graph)
         and graph.nodes[-1].sources[0].base_node == graph.nodes[1].sources[0].base_node
     )
-    assert time.monotonic() - started < 10
+    assert time.process_time() - started < 30

@@ -10,6 +10,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from profinferd.agent.model.alike import Alike
 from profinferd.agent.model.opwork import Execution, Measured, measure
 from profinferd.agent.model.plans import GraphFacts, Plan
 from profinferd.agent.model.records import OP_FUSED, Records
@@ -22,7 +23,8 @@ def _plan(expected: list[bool]) -> Plan:
     np.cumsum(expected, out=before[1:])
     zeros = np.zeros(2 * n, dtype=np.int64)
     facts = cast(GraphFacts, None)  # measuring asks for none
-    return Plan(None, facts, n, before, [], np.zeros(2 * n, dtype=np.int32), frozenset(), zeros, zeros)
+    group, same, alike = np.zeros(2 * n, dtype=np.int32), np.arange(n, dtype=np.int32), Alike.of((), ())
+    return Plan(None, facts, n, before, [], group, frozenset(), alike, same, zeros, zeros)
 
 
 def _hits(nodes: list[int], times: list[int]) -> Records:

@@ -47,6 +47,11 @@ def test_a_prompt_split_by_the_server_is_one_request() -> None:
     assert ttft.count == 1 and ttft.mean == pytest.approx((first_row - begin) / 1e9, rel=1e-9)
     inter = seen.latency_seconds.inter_token
     assert inter.count == 3 and inter.mean == pytest.approx((stream.now - first_row) / 3e9, rel=1e-9)
+    # The rest of it are the calls themselves.
+    between = seen.latency_seconds.between_calls
+    assert between.count == 3 and between.mean == pytest.approx(100e-6, rel=1e-9)
+    decoding = next(call.seconds for call in seen.calls if call.phase == "decode")
+    assert inter.mean == pytest.approx(decoding / 3 + 100e-6, rel=1e-9)
 
 
 def test_a_long_prompt_is_one_call_of_several_graphs() -> None:
@@ -109,7 +114,7 @@ def test_the_next_turn_in_the_same_slot_is_a_new_request() -> None:
     seen = stream.snapshot(to)
     assert seen.requests.started == 2 and seen.latency_seconds.time_to_first_token.count == 2
     # The five seconds between the turns are nobody's latency.
-    assert seen.latency_seconds.inter_token.count == 4
+    assert seen.latency_seconds.inter_token.count == seen.latency_seconds.between_calls.count == 4
     p99 = seen.latency_seconds.inter_token.p99
     assert p99 is not None and p99 < 1
     identities(seen)
@@ -127,6 +132,8 @@ def test_one_decode_and_a_prompt_together() -> None:
     (mixed,) = (call for call in seen.calls if call.phase == "mixed")
     assert mixed.seconds == pytest.approx(both / 1e9, rel=1e-9)
     assert seen.latency_seconds.inter_token.count == 3
+    # Two tokens waited for the last call, but the program was out of its calls once.
+    assert seen.latency_seconds.between_calls.count == 2
     identities(seen)
 
 
@@ -228,6 +235,46 @@ def test_a_draft_context_is_told_from_its_target() -> None:
     assert seen.histograms.time_to_first_token.count == 2
     # Time is spent whoever drafts.
     assert sum(call.count for call in seen.calls) == 2 + 8
+
+
+def _on(stream: Stream, tid: int) -> Stream:
+    stream.tid = tid
+    return stream
+
+
+def test_a_draft_on_another_thread() -> None:
+    """C15: a server that drafts on a thread of its own."""
+    stream, to = Stream(), session()
+    target, draft = 0xA0, 0xD0
+    _on(stream, 7).call(prompt(0, 8), ctx=target)
+    _on(stream, 9).call(prompt(0, 8), ctx=draft)
+    position = 8
+    for kept in (4, 2, 4):
+        for step in range(3):
+            _on(stream, 9).call(decode(position + step), ctx=draft)
+        _on(stream, 7).call(verify(position, 4), ctx=target)
+        position += kept
+    seen = stream.snapshot(to)
+    assert [c.role for c in sorted(seen.contexts, key=lambda c: c.context)] == ["target", "draft"]
+    assert (seen.tokens.prefill, seen.tokens.decode, seen.tokens.output_rows) == (8, 0, 1)
+
+
+def test_another_context_at_about_the_same_positions_is_no_draft() -> None:
+    """Of another thread, which decodes one token more between two verifications, or one less."""
+    stream, to = Stream(), session()
+    target, other = 0xA0, 0xB0
+    _on(stream, 7).call(prompt(0, 8), ctx=target)
+    _on(stream, 9).call(prompt(0, 8), ctx=other)
+    at = position = 8
+    for kept, made in ((4, 4), (3, 2), (4, 4), (3, 4), (4, 2)):
+        for _ in range(made):
+            _on(stream, 9).call(decode(at), ctx=other)
+            at += 1
+        _on(stream, 7).call(verify(position, 4), ctx=target)
+        position += kept
+    seen = stream.snapshot(to)
+    assert [c.role for c in sorted(seen.contexts, key=lambda c: c.context)] == ["target", None]
+    assert seen.tokens.decode == 16
 
 
 def test_two_contexts_without_speculation_are_both_counted() -> None:

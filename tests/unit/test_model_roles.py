@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 
 from profinferd.agent.model.graph import LeafKind
-from profinferd.agent.model.roles import leaf_kind, leaf_role, stem_role, weight_role
+from profinferd.agent.model.roles import leaf_kind, leaf_role, op_role, stem_role, weight_role
 
 from .graphs import INPUT, Builder, decoder
 
@@ -156,3 +156,22 @@ def test_any_name_gives_a_bounded_label(name: str, flags: int) -> None:
     for text in (role, stem_role(name)[0] or "x"):
         assert 0 < len(text) <= 48 and text.isascii() and text.isprintable()
     assert layer is None or 0 <= layer < 10**5
+
+
+@pytest.mark.parametrize(
+    ("op", "leaf", "slot", "role", "weight"),
+    [
+        ("MUL_MAT", "blk.7.attn_q.weight", 0, "attn_q", True),
+        ("MUL_MAT_ID", "blk.0.ffn_up_exps.weight", 0, "ffn_up_exps", True),
+        ("RMS_NORM", "output_norm.weight", 1, "output_norm", True),
+        ("MUL_MAT", "token_embd.weight", 0, "output", True),
+        ("GET_ROWS", "token_embd.weight", 0, "token_embd", True),
+        ("SET_ROWS", "cache_k_l3", 2, "kv_k", False),
+        ("FLASH_ATTN_EXT", "cache_k_l3", 1, "attn", False),
+        ("FLASH_ATTN_EXT", "blk.0.attn_sinks.weight", 4, "", False),
+        ("ROPE", "rope_freqs.weight", 2, "", False),
+        ("MUL_MAT", "CPU#inp_pos#0", 0, "", False),
+    ],
+)
+def test_roles_by_a_leaf_alone(op: str, leaf: str, slot: int, role: str, weight: bool) -> None:
+    assert op_role(op, leaf, slot) == (role, weight)

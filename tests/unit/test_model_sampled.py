@@ -371,3 +371,26 @@ def test_experts_are_those_that_were_used() -> None:
     total = book.total(plan.keys[0], "decode")
     four = costs.bytes_moved(graph, 0, experts=4)
     assert total is not None and total.bytes_known and total.bytes == 10 * (four or 0)
+
+
+def test_a_reading_without_a_kernel_forgets_no_fusion() -> None:
+    """C25: probes that went away in mid-graph leave nodes uncalled, which does not part a pair."""
+    graph = decoder(1, 1, 256, layers=1).graph(hash=1)
+    plan = Plan.of(graph, {})
+    head = next(n.index for n in graph.nodes if n.op == "RMS_NORM" and n.role == "ffn_norm")
+    called, fused, nothing = (np.zeros(plan.n, dtype=np.bool_) for _ in range(3))
+    called[:], fused[head] = True, True
+    book = SampledCosts()
+    book.fuses("t", called, fused)
+    book.fuses("t", nothing, nothing)
+    book.ran("t", "decode", plan)
+    book.commit("t", "decode")
+    pair = plan.keys[int(plan.group[plan.n + head])]
+    total = book.total(pair, "decode")
+    assert total is not None and total.bytes == costs.cost(graph, head, fused=True).bytes
+    # Seen to run alone, it is so from then on.
+    book.fuses("t", called, nothing)
+    book.ran("t", "decode", plan)
+    book.commit("t", "decode")
+    alone = book.total(plan.keys[int(plan.group[head])], "decode")
+    assert alone is not None and alone.bytes >= (costs.cost(graph, head).bytes or 0) > 0

@@ -209,6 +209,22 @@ def test_splits_on_two_backends() -> None:
     assert (whole.backend, whole.count) == ("mixed", 1) and whole.seconds == pytest.approx(0.0062)
 
 
+def test_a_part_that_ran_where_nobody_looked() -> None:
+    """A CPU split of four of nine nodes: the whole did not run on the CPU alone."""
+    stream, to = Stream(), session()
+    a, s, c = (stream.next_seq() for _ in range(3))
+    who = {"call": a}
+    stream.event(CALL_BEGIN, a, DECODE, object=1, batch_tokens=6, **who)
+    begin = stream.now
+    stream._ints(stream.event(GRAPH_BEGIN, s, SCHED, object=2, hash=11, n_nodes=9, **who), prompt(0, 6))
+    stream.event(GRAPH_BEGIN, c, CPU, parent=s, hash=12, n_nodes=4, **who)
+    stream.event(GRAPH_END, c, CPU, parent=s, begin_ts=begin, **who)
+    stream.event(GRAPH_END, s, SCHED, object=2, begin_ts=begin, **who)
+    stream.event(CALL_END, a, DECODE, object=1, begin_ts=begin, **who)
+    seen = stream.snapshot(to)
+    assert {(g.backend, g.nodes) for g in seen.graphs} == {("mixed", 9), ("CPU", 4)}
+
+
 # -- descriptors -----------------------------------------------------------------
 
 

@@ -17,7 +17,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("agent", "probes", "exporters")
 OBJECTS = {
-    f"{name}.{machine}.bpf.o" for name in ("ggml", "ggml_session") for machine in ("x86_64", "aarch64")
+    f"{name}.{machine}.bpf.o"
+    for name in ("barrier", "counters", "faults", "ggml", "ggml_session", "sched")
+    for machine in ("x86_64", "aarch64")
 }
 
 
@@ -26,7 +28,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of what the repository holds, with the objects that `make` built."""
     copy = tmp_path_factory.mktemp("package") / "tree"
     copy.mkdir()
-    junk = shutil.ignore_patterns("__pycache__", "*.pyc")
+    junk = shutil.ignore_patterns("__pycache__", "*.pyc", "node_modules")
     for name in (*ROOMS, "LICENSES", "tests", ".ci"):
         shutil.copytree(ROOT / name, copy / name, ignore=junk)
     for name in (
@@ -71,6 +73,8 @@ def test_wheel_holds_the_data(wheel: zipfile.ZipFile) -> None:
     names = {name.removeprefix("profinferd/probes/") for name in wheel.namelist()}
     assert names >= {*OBJECTS, "events.h", "catalogue.schema.json", "bcc/ggml_bcc.c", "py.typed"}
     assert {path.name for path in (ROOT / "probes").glob("*.yaml")} <= names
+    assert "profinferd/exporters/html/page.html" in wheel.namelist()
+    assert "profinferd/exporters/livepage.html" in wheel.namelist()
     for room in ROOMS:
         assert f"profinferd/{room}/py.typed" in wheel.namelist()
 
@@ -88,7 +92,7 @@ def test_wheel_says_how_it_is_called(wheel: zipfile.ZipFile) -> None:
     (entry,) = (name for name in wheel.namelist() if name.endswith("entry_points.txt"))
     assert "profinferd = profinferd.agent.cli:main" in wheel.read(entry).decode()
     licences = {Path(name).name for name in wheel.namelist() if "/licenses/" in name}
-    assert {"LICENSE", "BSD-3-Clause.txt", "GPL-2.0-only.txt"} <= licences
+    assert {"LICENSE", "BSD-3-Clause.txt", "GPL-2.0-only.txt", "report-page.txt"} <= licences
 
 
 def test_source_distribution_needs_no_clang(tree: Path, tmp_path: Path) -> None:
@@ -100,6 +104,8 @@ def test_source_distribution_needs_no_clang(tree: Path, tmp_path: Path) -> None:
         names = {name.partition("/")[2] for name in archive.getnames()}
         archive.extractall(tmp_path)  # our own: Debian 12's Python has no filters
     assert {f"probes/{name}" for name in OBJECTS} <= names
+    assert {"exporters/html/page.html", "exporters/html/page/src/main.tsx"} <= names
+    assert not [name for name in names if "node_modules" in name]
     assert {"probes/ggml.bpf.c", "probes/include/kernel.h", "Makefile", ".ci/run", "LICENSE"} <= names
     (unpacked,) = tmp_path.iterdir()
     done = setup_py(unpacked, "bdist_wheel", path="/nonexistent")
@@ -113,5 +119,18 @@ def test_no_clang_and_no_objects_is_one_line(tree: Path, tmp_path: Path) -> None
     done = setup_py(bare, "bdist_wheel", path="/nonexistent")
     assert done.returncode
     lines = [line for line in done.stderr.splitlines() if "clang" in line]
-    assert lines == ["error: clang is needed to compile ggml.bpf.c: apt install clang, or use a wheel"]
+    first = min(OBJECTS).partition(".")[0]
+    assert lines == [f"error: clang is needed to compile {first}.bpf.c: apt install clang, or use a wheel"]
+    assert "Traceback" not in done.stderr
+
+
+def test_no_npm_and_no_page_is_one_line(tree: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    shutil.copytree(tree, bare, ignore=shutil.ignore_patterns("page.html", "build", "dist", "*.egg-info"))
+    done = setup_py(bare, "bdist_wheel", path="/nonexistent")
+    assert done.returncode
+    lines = [line for line in done.stderr.splitlines() if "npm" in line]
+    assert lines == [
+        "error: npm is needed to build the page of the HTML report: apt install npm, or use a wheel"
+    ]
     assert "Traceback" not in done.stderr

@@ -21,13 +21,13 @@ SHIPPED = sorted(FOLDER.glob("*.yaml"))
 
 
 def constants() -> dict[str, int]:
-    """Names and numbers of the enums of events.h, read as text."""
-    text = (FOLDER / "events.h").read_text()
+    """Names and numbers of the enums of events.h and causes.h, read as text."""
+    text = "".join((FOLDER / name).read_text() for name in ("events.h", "causes.h"))
     return {name: int(value) for name, value in re.findall(r"\b([A-Z][A-Z0-9_]+) = (\d+),", text)}
 
 
 def test_shipped_files_exist() -> None:
-    assert [path.name for path in SHIPPED] == ["ggml.yaml"]
+    assert [path.name for path in SHIPPED] == ["cuda.yaml", "ggml.yaml", "ggml_backend.yaml", "pjrt.yaml"]
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
@@ -36,7 +36,18 @@ def test_every_entry(path: Path) -> None:
     assert engine.engine == path.stem
     known = constants()
     hooks = [*engine.hooks, *(h for s in engine.sources for h in s.hooks)]
-    assert hooks
+    assert hooks or engine.calls
+    places = [call.place for call in engine.calls]
+    assert len(set(places)) == len(places)
+    # What a library of the engine always has contains a mark; the others are in it, too.
+    assert not engine.calls or engine.table or any(m in p for m in engine.marks for p in places)
+    for call in engine.calls:
+        if call.slot is not None:
+            assert engine.table is not None and call.slot in engine.table.slots
+        else:
+            assert call.symbol or call.pattern
+        for machine in ("x86_64", "aarch64"):
+            assert 0 <= call.arg_regs(machine) <= 8
     for hook in hooks:
         assert hook.event in known, f"{hook.event} is not in events.h"
         name = hook.symbol or hook.pattern or ""
@@ -155,3 +166,35 @@ def test_engines_survive_their_own_json() -> None:
     assert msgspec.json.decode(msgspec.json.encode(engine), type=c.Engine) == engine
     with pytest.raises(KeyError):
         c.load_catalogue().engine("none")
+
+
+CALL = {"symbol": "npu_run", "call": "run", "kind": "compute"}
+BAD_CALLS: dict[str, tuple[dict[str, Any], str]] = {
+    "no function": ({"symbol": None}, "one of symbol, pattern and slot"),
+    "two places": ({"slot": "x"}, "one of symbol, pattern and slot"),
+    "role without object": ({"fields": [{"name": "a", "arg": 0, "role": "awaits"}]}, "needs an object"),
+    "unknown field": ({"fields": [{"name": "a", "arg": 0, "of": "b"}]}, "needs 'b', which comes before it"),
+    "bits without by": ({"fields": [{"name": "a", "arg": 0, "bits": {1: 8}}]}, "belong together"),
+    "argument 16": ({"fields": [{"name": "a", "arg": 16}]}, "<= 15"),
+    "five steps": ({"fields": [{"name": "a", "arg": 0, "at": [0, 0, 0, 0, 0]}]}, "at"),
+    "four sums": ({"fields": [{"name": n, "arg": 0, "sum": True} for n in "abcd"]}, "more than 3"),
+    "find without a group": ({"fields": [{"name": "a", "arg": 0, "type": "text", "find": "x"}]}, "one group"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_CALLS)
+def test_bad_calls_are_refused(tmp_path: Path, name: str) -> None:
+    change, message = BAD_CALLS[name]
+    call = {key: value for key, value in {**CALL, **change}.items() if value is not None}
+    path = tmp_path / "npu.yaml"
+    engine = {"schema": 1, "engine": "npu", "label": "n", "marks": ["npu_"], "calls": [call]}
+    path.write_text(yaml.dump(engine))
+    with pytest.raises(UsageError, match=re.escape(message)):
+        c.load_engine(str(path))
+
+
+def test_arguments_lie_where_the_machine_passes_them() -> None:
+    """The driver's launch has eleven arguments: the seventh is on the stack on x86-64 alone."""
+    (launch,) = [e for e in c.load_catalogue().engine("cuda").calls if e.symbol == "cuLaunchKernel"]
+    assert (launch.arg_regs("x86_64"), launch.stack_args("x86_64")) == (6, True)
+    assert (launch.arg_regs("aarch64"), launch.stack_args("aarch64")) == (8, True)

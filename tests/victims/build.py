@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-CACHE = HERE.parents[1] / ".cache" / "victims"
+CACHE = (HERE.parents[1] / ".cache").resolve() / "victims"
+"""As the kernel names it in /proc/PID/maps, also where the folder is a link to another place."""
 
 
 @functools.cache

@@ -2,9 +2,10 @@
 /*
  * Calls functions a known number of times when told to.
  *
- * Reads lines "COUNT" from standard input; for each it calls second(), which calls first(),
- * COUNT times and answers with one line: the sum of the return values. Ends at end of file.
- * A second thread does the same work when the line is "t COUNT".
+ * Reads lines "COUNT" from standard input; for each it calls once_a_line() once, and second(), which
+ * calls first(), COUNT times, and answers with one line: the sum of the return values. Ends at end of file.
+ * A second thread does the same work when the line is "t COUNT"; "p COUNT PAUSE" counts to PAUSE
+ * before each call of second().
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -24,18 +25,27 @@ __attribute__((noipa)) long second(long a)
 	return first(a, 1) * 3;	/* not a tail call: a frame of its own */
 }
 
-static long work(long count)
+__attribute__((noipa)) long once_a_line(long a)
 {
-	long sum = 0;
+	__asm__ volatile("" ::: "memory");
+	return a;
+}
 
-	for (long i = 0; i < count; i++)
+static long work(long count, long pause)
+{
+	long sum = once_a_line(0);
+
+	for (long i = 0; i < count; i++) {
+		for (long j = 0; j < pause; j++)
+			__asm__ volatile("" ::: "memory");
 		sum += second(i);
+	}
 	return sum;
 }
 
 static void *worker(void *count)
 {
-	return (void *)work((long)count);
+	return (void *)work((long)count, 0);
 }
 
 int main(void)
@@ -53,8 +63,13 @@ int main(void)
 				return 1;
 			pthread_join(thread, &sum);
 			printf("%ld\n", (long)sum);
+		} else if (line[0] == 'p') {
+			char *rest;
+			long count = strtol(line + 1, &rest, 10);
+
+			printf("%ld\n", work(count, atol(rest)));
 		} else {
-			printf("%ld\n", work(atol(line)));
+			printf("%ld\n", work(atol(line), 0));
 		}
 	}
 	return 0;

@@ -46,6 +46,12 @@ FUNCTION(sub_then_branch, "sub $24,%rsp\n test %rdi,%rdi\n jne 1f\n 1:" RESULT "
 FUNCTION(table, "endbr64\n mov %rdi,%rcx\n lea 3f(%rip),%r8\n test %rdi,%rdi\n js 2f\n and $1,%ecx\n"
 	 "movslq (%r8,%rcx,4),%r9\n add %r8,%r9\n jmp *%r9\n 2: ud2\n 1:" RESULT "ret\n"
 	 ".pushsection .rodata\n .balign 4\n 3: .long 1b-3b\n .long 1b-3b\n .popsection\n");
+FUNCTION(table_of_addresses, "endbr64\n mov %rdi,%rcx\n lea 3f(%rip),%r8\n test %rdi,%rdi\n js 2f\n and $1,%ecx\n"
+	 "mov (%r8,%rcx,8),%r9\n jmp *%r9\n 2: ud2\n 1:" RESULT "ret\n"
+	 ".pushsection .data\n .balign 8\n 3: .quad 1b\n .quad 1b\n .popsection\n");
+FUNCTION(calls_last, "endbr64\n test %rdi,%rdi\n js 2f\n lea 3f(%rip),%r8\n mov 8(%r8),%rax\n test %rax,%rax\n je 2f\n"
+	 "jmp *%rax\n 2: ud2\n"
+	 ".pushsection .data\n .balign 8\n 3: .quad 0\n .quad mov_first\n .popsection\n");
 FUNCTION(looks_like_a_jump, "endbr64\n push %rbp\n mov %rsp,%rbp\n mov %rsi,-0x16(%rbp)\n movl $0xf0ebeb75,-0x30(%rbp)\n"
 	 RESULT "pop %rbp\n ret\n");
 FUNCTION(vector_first, ".byte 0xc4,0xe1,0xf9,0x6e,0xcf\n" RESULT "ret\n");
@@ -69,6 +75,7 @@ static const struct { const char *name; void *function; } functions[] = {
 	ENTRY(realigns), ENTRY(loop_head_first), ENTRY(loop_head_jump), ENTRY(loop_head_far), ENTRY(branch_first),
 	ENTRY(call_first), ENTRY(jump_first), ENTRY(nop_first), ENTRY(nop_after_endbr), ENTRY(red_zone_nop),
 	ENTRY(mov_first), ENTRY(argument_gone), ENTRY(argument_gone_low), ENTRY(sub_then_branch), ENTRY(table),
+	ENTRY(table_of_addresses), ENTRY(calls_last),
 	ENTRY(looks_like_a_jump), ENTRY(vector_first), ENTRY(locked_first),
 };
 

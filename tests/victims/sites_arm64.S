@@ -105,6 +105,28 @@ FUNCTION system_first
 	mrs x3, tpidr_el0
 	ret
 END system_first
+FUNCTION tls_first
+	mrs x8, tpidr_el0
+	add x8, x8, #16
+	stp x29, x30, [sp, #-16]!
+	ldr w0, [x8]
+	ldp x29, x30, [sp], #16
+	ret
+END tls_first
+FUNCTION tls_argument_gone
+	mrs x0, tpidr_el0
+	add x0, x0, #16
+	ldr w0, [x0]
+	ret
+END tls_argument_gone
+FUNCTION tls_exclusive
+	mrs x8, tpidr_el0
+1:	ldxr x3, [x8]
+	add x3, x3, #1
+	stxr w4, x3, [x8]
+	cbnz w4, 1b
+	ret
+END tls_exclusive
 FUNCTION hint_first
 	wfe
 	ret

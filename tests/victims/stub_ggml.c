@@ -11,12 +11,12 @@
  *   run [fn=decode|encode|process|process_encode|graph|cpu] [pos=LIST] [out=LIST] [status=N]
  *       [us=N] [layers=N] [kv=N] [moe] [fuse=0|1] [plain] [alternatives] [rope=0]
  *       [context=N] [times=N] [thread] [workers] [nested] [fresh] [drop] [hole] [uid=0|1]
- *       [end=jump|exit|hang|die] [at=N] [compute=0|1]
+ *       [end=jump|exit|hang|die] [at=N] [compute=0|1] [spin]
  *   load PATH      dlopen, and pass all further orders to it
  *   map PATH       map a file as a model is
  *   fork           a child runs one order ("run" with its defaults) and ends
  *
- * us: microseconds per kernel. moe: MUL_MAT_ID in the feed-forward part. plain: no COMPUTE
+ * us: microseconds per kernel, asleep; spin: of CPU time. moe: MUL_MAT_ID in the feed-forward part. plain: no COMPUTE
  * flags. alternatives: some nodes that are not computed. fresh: the graph in new memory.
  * drop: its pages are not present when the call begins. hole: one node lies in no memory.
  * at: the kernel before which `end` happens.
@@ -103,7 +103,7 @@ struct order {
 	char fn[16];
 	int n_pos, n_out, pos[MAX_LIST], out[MAX_LIST];
 	int status, us, layers, kv, moe, fuse, plain, alternatives, rope, context, times, thread;
-	int workers, nested, fresh, drop, hole, uid, end, at, compute, quiet;
+	int workers, nested, fresh, drop, hole, uid, end, at, compute, quiet, spin;
 };
 
 /* One run at a time is logged; only the thread that runs it writes here. */
@@ -364,10 +364,26 @@ static void build_graph(void)
 
 /* ---- the functions ------------------------------------------------------------- */
 
+/* Of this thread: a kernel that computes takes longer when others have its core. */
+static uint64_t cpu_time(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+	return t.tv_sec * 1000000000ull + t.tv_nsec;
+}
+
 static void wait_us(int us)
 {
 	struct timespec t = { us / 1000000, us % 1000000 * 1000 };
 
+	if (order.spin) {
+		uint64_t until = cpu_time() + us * 1000ull;
+
+		while (cpu_time() < until)
+			;
+		return;
+	}
 	while (us && nanosleep(&t, &t) && errno == EINTR)
 		;
 }
@@ -394,11 +410,20 @@ static void kernel(void)
 	wait_us(order.us);
 }
 
+/* What an argument was is needed to the end, as in an engine: else arm64's compiler begins a
+ * function that uses thread-local variables by overwriting its first argument. */
+#if defined(__aarch64__)
+#define NEEDED(pointer) __asm__ volatile("" : : "r"(pointer))
+#else
+#define NEEDED(pointer) ((void)(pointer))
+#endif
+
 #ifndef WITHOUT_DISPATCH
 API _Bool ggml_cpu_extra_compute_forward(struct params *p, struct tensor *t)
 {
-	(void)p, (void)t;
 	kernel();
+	NEEDED(p);
+	NEEDED(t);
 	return 1;
 }
 #else
@@ -412,8 +437,10 @@ API _Bool ggml_cpu_extra_compute_forward(struct params *p, struct tensor *t)
 #define CAN_FUSE 1
 API void ggml_compute_forward_rms_norm_mul_fused(struct params *p, struct tensor *a, struct tensor *b)
 {
-	(void)p, (void)a, (void)b;
 	kernel();
+	NEEDED(p);
+	NEEDED(a);
+	NEEDED(b);
 	__asm__ volatile("" ::: "memory");	/* not a tail call, nor the same code as another */
 }
 #endif
@@ -450,6 +477,11 @@ static void compute(struct cgraph *g)
 			ggml_compute_forward_rms_norm_mul_fused(&p, t, next);
 		else
 			dispatch(&p, t);
+#ifdef SLOW
+		/* Another build: kernels whose result is called so take longer. */
+		if (!working && !strncmp(t->name, SLOW, strlen(SLOW)))
+			wait_us(SLOW_US);
+#endif
 		r.end = now();
 		if (!working)
 			said.records[said.n_records++] = r;
@@ -673,7 +705,7 @@ static int read_order(char *line)
 #define KEY(name) { #name, offsetof(struct order, name) }
 		KEY(status), KEY(us), KEY(layers), KEY(kv), KEY(moe), KEY(fuse), KEY(plain),
 		KEY(alternatives), KEY(rope), KEY(context), KEY(times), KEY(thread), KEY(workers),
-		KEY(nested), KEY(fresh), KEY(drop), KEY(hole), KEY(uid), KEY(at), KEY(compute), KEY(quiet),
+		KEY(nested), KEY(fresh), KEY(drop), KEY(hole), KEY(uid), KEY(at), KEY(compute), KEY(quiet), KEY(spin),
 	};
 	char *word, *state = NULL;
 

@@ -1,0 +1,637 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scheduler, page faults and barriers of watched processes: from the kernel to the model.
+
+:class:`Causes` is one set of programs for all targets; :class:`TargetCauses` is what is kept of one.
+What this machine does not offer is left out with a note; nothing here ends an attachment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from .cores import core_kinds, kind_numbers, online_cpus
+from .errors import ProfinferError
+from .kernel.causes import BarrierPrograms, FaultPrograms, Part, Records, SchedPrograms
+from .kernel.programs import GgmlPrograms, Probe, possible_cpus
+from .kernel.residency import resident_bytes
+from .model.addresses import ANON, FILE, MODEL, STACK, Area, Piece, layer_of
+from .model.barriers import BarrierStore
+from .model.causes import CoreKind, Faults, ModelMemory, Quota, Taker, Threads
+from .model.graphwork import Mark
+from .model.paging import FaultStore
+from .model.session import Session, Settled
+from .model.snapshot import Lost, Snapshot
+from .model.threadsums import Setting, ThreadSums
+from .model.tokens import Phase
+from .model.waiting import CallWaits
+from .target.facts import FileInfo
+from .target.gguf import GgufError, read_tensors
+from .target.modelfile import ModelFile, locked_bytes, open_models
+from .target.process import Mapping as Mapped
+from .target.process import Process, read_maps
+from .target.quota import GroupTimes, group_times
+from .tasks import gone, threads_of
+
+TS_EXITED = 2  # enum thread_state
+SHARED = ("targets", "threads", "graph_clocks")
+LOOK_SECONDS = 1.0
+FRESH_SECONDS = 0.1
+MAPS_SECONDS = 0.2
+"""Least time between two looks at the target's mappings when addresses are unknown."""
+MAPS_SHARE = 0.005
+"""Of our time that these looks may take: some processes have thousands of mappings, and ever new ones."""
+RESIDENCY_SECONDS = 5.0
+RESIDENCY_SHARE = 0.002
+"""Of our time that looking at the model's residency may take: large files are looked at rarely."""
+POLICIES = {0: "other", 1: "fifo", 2: "rr", 3: "batch", 5: "idle", 6: "deadline"}
+UNSEEN = ("nothing", "token")
+"""Levels of the budget at which nobody knows when graphs run."""
+FAULT_AROUND = "/sys/kernel/debug/fault_around_bytes"
+
+P = TypeVar("P", bound=Part)
+
+
+@dataclass(frozen=True, slots=True)
+class CauseOptions:
+    """What is wanted. ``barriers`` cost two probe hits more per op and thread: trace level only.
+
+    ``room``: how many times the usual room the rings have, a power of two.
+    """
+
+    sched: bool = True
+    faults: bool = True
+    barriers: bool = False
+    room: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class CauseSizes:
+    """What the programs may take; None: as their objects say. ``spans_bytes``, ``faults_bytes``: rings.
+    ``minor_per_second``: minor faults of a process that get a record; the others are counted alone."""
+
+    spans_bytes: int | None = None
+    faults_bytes: int | None = None
+    threads: int | None = None
+    minor_per_second: int | None = None
+
+
+class Causes:
+    """The programs, once for all targets. Close it after the last one."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.sched: SchedPrograms | None = None
+        self.faults: FaultPrograms | None = None
+        self.barriers: BarrierPrograms | None = None
+        self.kinds: tuple[CoreKind, ...] = ()
+        self.targets: list[TargetCauses] = []
+        self._next_look = 0.0
+        self._rows: tuple[Records, int] | None = None
+        self._strange: set[int] = set()
+
+    @classmethod
+    def load(
+        cls,
+        programs: GgmlPrograms,
+        options: CauseOptions | None = None,
+        btf_path: str | None = None,
+        sizes: CauseSizes | None = None,
+    ) -> Causes:
+        """Load and attach what ``options`` want and this machine has; the rest is in ``notes``."""
+        options, sizes = options or CauseOptions(), sizes or CauseSizes()
+        self = cls()
+        self.kinds = core_kinds()
+        try:
+            shared = programs.map_descriptors(SHARED)
+        except LookupError:
+            if options.sched or options.faults:
+                self.notes.append("scheduler and page faults are not watched with --loader bcc")
+            return self
+        if options.sched:
+            self.sched = self._try(
+                "the scheduler",
+                lambda: SchedPrograms(
+                    shared,
+                    btf_path=btf_path,
+                    room=options.room,
+                    entries=_given(spans=sizes.spans_bytes, sched_threads=sizes.threads),
+                ),
+            )
+            if self.sched is not None:
+                kinds = kind_numbers(self.kinds, possible_cpus())
+                self.sched = self._attach("the scheduler", self.sched, lambda p: p.attach(kinds))
+        if self.sched is not None:
+            shared["sched_threads"] = self.sched.map("sched_threads").fd
+        if options.faults:
+            self.faults = self._try(
+                "page faults",
+                lambda: FaultPrograms(
+                    shared,
+                    room=options.room,
+                    rodata=_given(max_per_second=sizes.minor_per_second),
+                    entries=_given(faults=sizes.faults_bytes),
+                ),
+            )
+            if self.faults is not None:
+                self.faults = self._attach("page faults", self.faults, lambda p: p.attach(online_cpus()))
+        if options.barriers:
+            self.barriers = self._try(
+                "barriers", lambda: BarrierPrograms(shared, programs.method, room=options.room)
+            )
+        return self
+
+    def _try(self, what: str, load: Callable[[], P]) -> P | None:
+        try:
+            return load()
+        except (ProfinferError, OSError) as error:
+            self.notes.append(f"{what} cannot be watched: {_reason(error)}")
+            return None
+
+    def _attach(self, what: str, part: P, attach: Callable[[P], None]) -> P | None:
+        try:
+            attach(part)
+        except (ProfinferError, OSError) as error:
+            part.close()
+            self.notes.append(f"{what} cannot be watched: {_reason(error)}")
+            return None
+        return part
+
+    def attach_barriers(self, file: FileInfo, pid: int) -> None:
+        """Probe the ops and barriers of one file of a target. Raises TargetError or MachineError."""
+        if self.barriers is None:
+            return
+        names = self.barriers.types.constants()
+        levels = {"op": names["BP_OP"], "barrier": names["BP_ARRIVE"]}
+        probes = [
+            Probe(levels[hook.level], hook.site.offset, hook.site.moved, False)
+            for hook in file.hooks
+            if hook.level in levels
+        ]
+        if any(probe.level == names["BP_ARRIVE"] for probe in probes):
+            self.barriers.attach(file.open_path, pid, probes)
+
+    def drain(self) -> dict[str, Records]:
+        """New records by kind (as recordings name them), of all targets; kinds without any are left
+        out. To be called after the events of the ggml programs were drained."""
+        parts: dict[str, Part | None] = {
+            "sched_spans": self.sched,
+            "page_faults": self.faults,
+            "barriers": self.barriers,
+        }
+        drained = {name: part.drain() for name, part in parts.items() if part is not None}
+        return {name: records for name, records in drained.items() if len(records)}
+
+    def pump(self) -> None:
+        """Drain, and tell every target what is its own."""
+        self._rows = None  # what was looked up before is older than these
+        records = self.drain()
+        own = {tgid for some in records.values() for tgid in np.unique(some["tgid"]).tolist()}
+        for target in self.targets:
+            if target.process.pid in own:
+                target.feed(records)
+            else:
+                target.settle()
+
+    def fill(self) -> float:
+        """Share of the fullest ring that waits to be drained."""
+        parts = (self.sched, self.faults, self.barriers)
+        return max((part.fill() for part in parts if part is not None), default=0.0)
+
+    def tick(self, now: float) -> None:
+        """To be called about once a second. CPUs that came online have no fault events yet (case
+        C57); threads that are gone have their entries still."""
+        if now < self._next_look:
+            return
+        self._next_look = now + LOOK_SECONDS
+        if self.faults is not None:
+            cpus = online_cpus()
+            with contextlib.suppress(ProfinferError):  # tried again in a second
+                if self.faults.close_stopped() or frozenset(cpus) != self.faults.cpus:
+                    self.faults.attach(cpus)
+        if self.sched is None:
+            return
+        rows, _ = self.thread_rows(0.0)
+        for target in self.targets:
+            target.sweep(rows[rows["tgid"] == target.process.pid])
+        own = [target.process.pid for target in self.targets]
+        strange = rows[~np.isin(rows["tgid"], own)]
+        # One that is new may be on its way to become a target; the others were let go of, or are gone.
+        left = strange[np.isin(strange["tgid"], list(self._strange)) | (strange["state"] == TS_EXITED)]
+        self._strange = set(strange["tgid"].tolist())
+        self.forget_threads(left["tid"].tolist())
+
+    def forget_threads(self, tids: Sequence[int]) -> None:
+        """Delete entries of threads; what counts of them is in their targets' own sums."""
+        self._rows = None
+        if self.sched is not None:
+            self.sched.forget(tids)
+
+    def thread_rows(self, fresh_s: float = FRESH_SECONDS) -> tuple[Records, int]:
+        """struct sched_thread of every thread, of all targets, and when that was (ns): one look at the
+        kernel's table serves all targets that are described at the same time."""
+        if self.sched is None:
+            raise ValueError("the scheduler is not watched")
+        if self._rows is None or time.monotonic_ns() - self._rows[1] > fresh_s * 1e9:
+            now_ns = time.monotonic_ns()
+            self._rows = self.sched.threads(), now_ns
+        return self._rows
+
+    def entries(self) -> dict[str, int]:
+        """Entries of the maps whose size depends on what targets do."""
+        found = {}
+        if self.sched is not None:
+            found["sched_threads"] = self.sched.entries()
+        if self.faults is not None:
+            found["fault_counts"] = self.faults.entries()
+        return found
+
+    def lost(self) -> dict[str, int]:
+        """Records that found no room, by kind."""
+        out: dict[str, int] = {}
+        if self.sched is not None:
+            out["sched_spans"] = self.sched.stats()["lost_spans"]
+        if self.faults is not None:
+            out["page_faults"] = self.faults.stats()["lost"]
+        if self.barriers is not None:
+            out["barriers"] = self.barriers.stats()["lost"]
+        return out
+
+    def close(self) -> None:
+        """Detach and unload everything. May be called twice."""
+        for part in (self.barriers, self.faults, self.sched):
+            if part is not None:
+                part.close()
+        self.barriers = self.faults = self.sched = None
+
+
+class TargetCauses:
+    """Scheduler, faults and barriers of one target. Close it."""
+
+    def __init__(
+        self, causes: Causes, process: Process, sinks: Sequence[Callable[[Mapping[str, Records]], None]] = ()
+    ) -> None:
+        """The target must be in the ggml programs' map "targets" by now. ``sinks`` are told of its
+        records, by kind."""
+        self.process = process
+        self.sinks = sinks
+        self._causes = causes
+        tgid = process.pid
+        self._sums = ThreadSums(tgid)
+        self._faults = FaultStore(tgid)
+        self._waits: CallWaits | None = None
+        self._barriers = BarrierStore(tgid, kind_numbers(causes.kinds, possible_cpus()))
+        self._session: Session | None = None
+        self._early: list[Mapping[str, Records]] = []
+        self._graphs: set[int] = set()
+        self._models: list[ModelFile] = []
+        self._without_directory: set[int] = set()
+        self._maps_at = self._residency_at = 0.0
+        self._resident: int | None = None
+        self._lost_spans = 0
+        self._quota_then = self._quota_now = group_times(tgid)
+        self._quota_at = 0.0
+        self._fault_around = _number_in(FAULT_AROUND) if causes.faults is not None else None
+        self.notes: list[str] = []
+        with contextlib.suppress(OSError):  # a table is full: then later faults and switches begin entries
+            if causes.sched is not None:
+                causes.sched.seed(tgid, _states(tgid), time.monotonic_ns())
+            if causes.faults is not None:
+                causes.faults.begin(tgid)
+        if causes.faults is not None:
+            self._read_maps()
+        causes.targets.append(self)
+
+    def bind(self, session: Session) -> None:
+        """The session whose calls and graphs waits are joined with."""
+        self._session = session
+        self._waits = CallWaits(self.process.pid, session.plans)
+        session.listeners.append(self._settled)
+        for records in self._early:
+            self._take(records)
+        self._early.clear()
+
+    def feed(self, records: Mapping[str, Records]) -> None:
+        """One drain of :meth:`Causes.drain`, before the session is fed with that of the events.
+        Records of other targets are passed over."""
+        own = {name: some[some["tgid"] == self.process.pid] for name, some in records.items()}
+        records = {name: some for name, some in own.items() if len(some)}
+        for sink in self.sinks if records else ():
+            sink(records)
+        faults = records.get("page_faults")
+        if faults is not None:
+            self._prepare(faults)
+            self._faults.take(faults, time.monotonic_ns())
+        else:
+            self.settle()
+        if self._waits is None:
+            self._early = [*self._early[-64:], records]
+        else:
+            self._take(records)
+
+    def settle(self) -> None:
+        """Nothing came: what was held back may be told by now."""
+        if self._faults.holds:
+            self._learn_graphs()
+            if self._faults.wants_maps and time.monotonic() >= self._maps_at:
+                self._read_maps()
+            self._faults.settle(time.monotonic_ns())
+
+    def _take(self, records: Mapping[str, Records]) -> None:
+        if self._waits is not None:
+            if "sched_spans" in records:
+                self._waits.take_spans(records["sched_spans"])
+            if "page_faults" in records:
+                self._waits.take_faults(records["page_faults"])
+        if "barriers" in records:
+            self._barriers.take(records["barriers"])
+
+    def _settled(self, settled: Settled, phase: Phase, mark: Mark) -> None:
+        call, work = settled.call, settled.work
+        if self._waits is not None:
+            self._waits.call(call, phase, sum(tokens.tokens for tokens in settled.tokens))
+        if self._causes.barriers is not None and self._session is not None:
+            for root in call.graphs:
+                for run in (root, *root.inner):
+                    if run.seq in work:
+                        plan = self._session.plans.get(run.tgid, run.hash)
+                        self._barriers.run(run, plan, work[run.seq].hits, phase)
+
+    # ---- addresses ------------------------------------------------------------------------
+
+    def _learn_graphs(self) -> None:
+        if self._session is None or self._causes.faults is None:
+            return
+        for tgid, graph in self._session.graphs():
+            if tgid == self.process.pid and graph.hash not in self._graphs and len(self._graphs) < 4096:
+                self._graphs.add(graph.hash)
+                self._faults.book.add_graph(graph)
+
+    def _prepare(self, faults: Records) -> None:
+        """Mappings that faults speak of and that are not known yet."""
+        self._learn_graphs()
+        mine = faults["addr"][faults["tgid"] == self.process.pid]
+        now = time.monotonic()
+        if now >= self._maps_at and not self._faults.book.knows(mine):
+            self._read_maps()
+        for number in {
+            area.file for a in mine.tolist() if (area := self._faults.book.area(a)) and area.kind == MODEL
+        }:
+            self._read_directory(number)
+
+    def _read_maps(self) -> None:
+        begun, at_ns = time.monotonic(), time.monotonic_ns()
+        self._maps_at = begun + MAPS_SECONDS
+        try:
+            maps = read_maps(self.process.pid)
+            self._models += open_models(self.process.pid, maps, self._models)
+        except (ProfinferError, OSError):
+            return  # what was known of it stays
+        self._faults.book.set_areas(_areas(maps, self._models), at_ns)
+        now = time.monotonic()
+        self._maps_at = now + max(MAPS_SECONDS, (now - begun) / MAPS_SHARE)
+
+    def _read_directory(self, number: int) -> None:
+        """The tensors of a model file, once, when the first fault in it came."""
+        if number in self._without_directory or number >= len(self._models):
+            return
+        self._without_directory.add(number)
+        model = self._models[number]
+        try:
+            tensors = read_tensors(model.fd)
+        except (GgufError, OSError) as error:
+            self.notes.append(f"tensors of {model.name} are named by graphs alone: {error}")
+            return
+        pieces = [Piece(t.offset, t.end, t.name, layer_of(t.name)) for t in tensors]
+        self._faults.book.set_file(number, pieces)
+
+    # ---- once a second, and figures -------------------------------------------------------
+
+    def sweep(self, rows: Records) -> None:
+        """Of its threads' entries, those of threads that are gone are added up and deleted."""
+        pid, sched = self.process.pid, self._causes.sched
+        left = gone(pid, rows["tid"].tolist(), threads_of(pid)) if len(rows) else []
+        if left and sched is not None:
+            # Read anew: one that was still there when these were read has run since.
+            ended = sched.threads(left)
+            self._lost_spans += int(ended["lost"].sum())
+            self._causes.forget_threads(self._sums.end(ended))
+
+    def describe(self, snapshot: Snapshot, *, graphs: bool = True) -> Snapshot:
+        """The snapshot with ``threads`` and ``faults``. ``graphs``: whether graphs can be seen at all."""
+        notes = (*snapshot.notes, *self._causes.notes, *self.notes)
+        if self._causes.sched is not None:
+            notes = (*notes, *self._unseen(snapshot, graphs))
+        kinds = {**snapshot.lost.by_kind, **self.lost()}
+        snapshot = dataclasses.replace(snapshot, lost=Lost(sum(kinds.values()), kinds))
+        threads = self._threads() if graphs else None
+        return dataclasses.replace(snapshot, threads=threads, faults=self._fault_figures(), notes=notes)
+
+    def _unseen(self, snapshot: Snapshot, graphs: bool) -> Iterator[str]:
+        """Why waits are not known, or not all of them: they count while graphs run."""
+        if not graphs:
+            yield "threads: waits count while graphs run, which nothing in this process tells"
+        elif snapshot.budget is not None and snapshot.budget.level in UNSEEN:
+            yield "threads: waits count while graphs run; that level is shed now, and so they stand still"
+
+    def lost(self) -> dict[str, int]:
+        """Records of this target that found no room, by kind."""
+        causes, out = self._causes, {}
+        if causes.sched is not None:
+            out["sched_spans"] = self._lost_spans + int(self._rows()[0]["lost"].sum())
+        if causes.faults is not None:
+            out["page_faults"] = (causes.faults.counts(self.process.pid) or {}).get("lost", 0)
+        if causes.barriers is not None:
+            out["barriers"] = causes.barriers.stats()["lost"]
+        return out
+
+    def _rows(self, fresh_s: float = FRESH_SECONDS) -> tuple[Records, int]:
+        rows, now_ns = self._causes.thread_rows(fresh_s)
+        return rows[rows["tgid"] == self.process.pid], now_ns
+
+    def _threads(self) -> Threads | None:
+        sched, waits = self._causes.sched, self._waits
+        if sched is None:
+            return None
+        rows, now = self._rows()
+        clock = sched.clock(self.process.pid, now) or 0
+        threads = self._sums.figures(
+            rows,
+            now_ns=now,
+            clock_ns=clock,
+            kinds=self._causes.kinds,
+            leaders=waits.leaders if waits else (),
+            settings={int(tid): _setting(int(tid)) for tid in rows["tid"][rows["work_run_ns"] > 0]},
+        )
+        traced = self._causes.barriers is not None
+        return Threads(
+            work_seconds=clock / 1e9,
+            threads=threads,
+            takers=_with_ourselves(waits.takers()) if waits else (),
+            phases=waits.phases() if waits else (),
+            ops=waits.ops() if waits else (),
+            cores=self._causes.kinds,
+            quota=_quota(self._quota_then, self._group_times()),
+            online_cpus=len(online_cpus()),
+            records=waits.records if waits else 0,
+            barriers=self._barriers.threads() if traced else None,
+            op_barriers=self._barriers.ops() if traced else None,
+        )
+
+    def _group_times(self) -> GroupTimes | None:
+        """Of the control group: a dozen files, for figures that tell of seconds."""
+        now = time.monotonic()
+        if now >= self._quota_at:
+            self._quota_at = now + LOOK_SECONDS
+            self._quota_now = group_times(self.process.pid)
+        return self._quota_now
+
+    def _fault_figures(self) -> Faults | None:
+        programs = self._causes.faults
+        if programs is None:
+            return None
+        self._learn_graphs()
+        totals = programs.counts(self.process.pid)
+        return self._faults.figures(totals, model=self._model(), fault_around=self._fault_around)
+
+    def _model(self) -> ModelMemory | None:
+        """How the model's files are in memory now."""
+        book = self._faults.book
+        book.refresh()
+        if not self._models:
+            # Read into memory and closed, as far as graphs show weights at all.
+            name = self._session.target.target.model if self._session is not None else None
+            if not book.outside or name is None:
+                return None
+            return ModelMemory(name, None, 0, None, locked_bytes(self.process.pid), "read")
+        self._look_at_residency()
+        mapped, locked = book.mapped(MODEL), locked_bytes(self.process.pid)
+        loading = "mmap"
+        if not mapped:
+            loading = "read"
+        elif locked is not None and 10 * locked >= 9 * mapped:
+            loading = "mlock"
+        elif book.outside > book.inside:
+            loading = "copied"
+        largest = max(self._models, key=lambda model: model.size)
+        size = sum(model.size for model in self._models)
+        return ModelMemory(largest.name, size, mapped, self._resident, locked, loading)
+
+    def _look_at_residency(self) -> None:
+        now = time.monotonic()
+        if now < self._residency_at:
+            return
+        found = [resident_bytes(model.fd) for model in self._models]
+        self._resident = sum(n for n in found if n is not None) if None not in found else None
+        took = time.monotonic() - now
+        self._residency_at = now + max(RESIDENCY_SECONDS, took / RESIDENCY_SHARE)
+
+    def finish(self) -> None:
+        """Nothing more will come: the last look at everything."""
+        self._residency_at = self._quota_at = 0.0
+        self._learn_graphs()
+        if self._faults.wants_maps:
+            self._read_maps()
+        self._faults.settle(1 << 62)
+        if self._causes.sched is not None:
+            self.sweep(self._rows(0.0)[0])
+
+    def close(self) -> None:
+        """Let go of the model's files, and of what the kernel keeps of it. May be called twice."""
+        causes = self._causes
+        if self in causes.targets:
+            causes.targets.remove(self)
+            if causes.sched is not None:
+                causes.forget_threads(self._rows(0.0)[0]["tid"].tolist())
+            if causes.faults is not None:
+                causes.faults.forget(self.process.pid)
+        while self._models:
+            os.close(self._models.pop().fd)
+
+
+def _areas(maps: Sequence[Mapped], models: Sequence[ModelFile]) -> list[Area]:
+    """The mappings by kind."""
+    numbers = {one.file_id: number for number, one in enumerate(models)}
+    found = []
+    for m in maps:
+        number = numbers.get(m.file_id) if m.inode else None
+        if number is not None:
+            found.append(Area(m.start, m.end, MODEL, m.offset, number))
+        elif m.inode:
+            found.append(Area(m.start, m.end, FILE, m.offset))
+        else:
+            found.append(Area(m.start, m.end, STACK if m.path.startswith("[stack") else ANON))
+    return found
+
+
+def _given(**sizes: int | None) -> dict[str, int]:
+    return {name: size for name, size in sizes.items() if size is not None}
+
+
+def _reason(error: ProfinferError | OSError) -> str:
+    return error.what if isinstance(error, ProfinferError) else error.strerror or str(error)
+
+
+def _states(pid: int) -> dict[int, bool]:
+    """The threads of a process, and whether each runs or is ready now."""
+    found = {}
+    try:
+        names = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return {}
+    for name in names:
+        with contextlib.suppress(OSError, IndexError), open(f"/proc/{pid}/task/{name}/stat", "rb") as file:
+            found[int(name)] = file.read().rpartition(b")")[2].split()[0] == b"R"
+    return found
+
+
+def _setting(tid: int) -> Setting:
+    """How a thread may be scheduled; nothing of one that has ended."""
+    try:
+        policy = os.sched_getscheduler(tid) & ~os.SCHED_RESET_ON_FORK
+        return Setting(
+            POLICIES.get(policy),
+            os.getpriority(os.PRIO_PROCESS, tid),
+            tuple(sorted(os.sched_getaffinity(tid))),
+        )
+    except OSError:
+        return Setting()
+
+
+def _quota(then: GroupTimes | None, now: GroupTimes | None) -> Quota | None:
+    """The quota, and throttling since ``then``; None when the control group is not known."""
+    if then is None or now is None:
+        return None
+    return Quota(
+        now.cores,
+        _since(then.throttled_seconds, now.throttled_seconds),
+        _since(then.throttled_periods, now.throttled_periods),
+        _since(then.periods, now.periods),
+    )
+
+
+N = TypeVar("N", int, float)
+
+
+def _since(then: N | None, now: N | None) -> N | None:
+    return None if then is None or now is None or now < then else now - then
+
+
+def _number_in(path: str) -> int | None:
+    try:
+        with open(path, encoding="ascii") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return None  # debugfs is not mounted, or not for us
+
+
+def _with_ourselves(takers: tuple[Taker, ...]) -> tuple[Taker, ...]:
+    """Whoever reads this must not be told to move a process that he does not know of."""
+    return tuple(dataclasses.replace(t, watcher=True) if t.pid == os.getpid() else t for t in takers)

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``profinferd export``: a recording in formats that other tools read."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+
+import click
+
+from ...exporters import Choice
+from ...exporters.formats import FORMATS, Format
+from ...exporters.text import clean
+from ..errors import MachineError, UsageError
+from .output import PrivateFile, invoking_user, say, write_data
+
+_BINARY = frozenset({"perfetto", "chakra"})
+
+
+@click.command()
+@click.argument("file", metavar="FILE", type=click.Path())
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(list(FORMATS)),
+    required=True,
+    help="; ".join(f"{f.name}: {f.about}" for f in FORMATS.values()) + ".",
+)
+@click.option("-o", "output", metavar="PATH", help="The file to write, or the folder (parquet, csv).")
+@click.option("--from", "begin", type=float, metavar="S", help="Leave out what ended before this second.")
+@click.option("--to", "end", type=float, metavar="S", help="Leave out what began after this second.")
+@click.option("--graph", type=click.IntRange(min=0), metavar="N", help="Which graph is drawn.")
+@click.option("--anonymise", is_flag=True, help="Name no model, weight, program or host; round sizes.")
+@click.option("--no-times", is_flag=True, help="Structure alone.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress on stderr.")
+@click.option("-v", "--verbose", is_flag=True, help="Show where in the code an internal error came from.")
+def export(
+    file: str,
+    format_: str,
+    output: str | None,
+    begin: float | None,
+    end: float | None,
+    graph: int | None,
+    anonymise: bool,
+    no_times: bool,
+    quiet: bool,
+    verbose: bool,
+) -> None:
+    """Write a recording in a format that other tools read.
+
+    FILE was written by profinferd record. Without -o the data goes to stdout.
+    Needs no privileges.
+    """
+    from ..recording.reader import Recording
+
+    chosen = FORMATS[format_]
+    if output is None and not chosen.suffix:
+        raise UsageError(f"--format {format_} writes a folder", "say which with -o")
+    if output is None and format_ in _BINARY and sys.stdout.isatty():
+        raise UsageError(f"--format {format_} is not for a terminal", f"write it with -o NAME{chosen.suffix}")
+    if begin is not None and end is not None and end <= begin:
+        raise UsageError("--to is not after --from", "give the end of the stretch that you want")
+    with Recording.open(file) as recording:
+        trace = recording.trace
+        first = trace.facts.begin_ns
+        window = None
+        if begin is not None or end is not None:
+            window = (
+                first + int((begin or 0.0) * 1e9),
+                trace.facts.end_ns + 1 if end is None else first + int(end * 1e9),
+            )
+        choice = Choice(window=window, graph=graph, anonymise=anonymise, times=not no_times)
+        files = chosen.load().files(trace, choice)
+        size, count = _write(chosen, files, output)
+    if output is not None and not quiet:
+        what = f"{count} files in" if not chosen.suffix else "wrote"
+        say(f"{what} {clean(output, 300)} ({size / 1e6:.1f} MB)")
+
+
+def _write(
+    chosen: Format, files: Iterator[tuple[str, Iterable[bytes]]], output: str | None
+) -> tuple[int, int]:
+    """(bytes, files) written."""
+    if output is None:
+        for _, pieces in files:
+            for piece in pieces:
+                write_data(piece)
+        return 0, 1
+    size = count = 0
+    if chosen.suffix:
+        target = PrivateFile(output)
+        try:
+            for _, pieces in files:
+                size += target.write_pieces(pieces)
+        finally:
+            target.close()
+        return size, 1
+    for path, pieces in files:
+        where = os.path.join(output, path)
+        _folders(output, os.path.dirname(where))
+        target = PrivateFile(where)
+        try:
+            size += target.write_pieces(pieces)
+        finally:
+            target.close()
+        count += 1
+    return size, count
+
+
+def _folders(top: str, folder: str) -> None:
+    """Makes ``folder`` and what is missing above it down from ``top``, for the invoking user alone."""
+    if os.path.isdir(folder):
+        return
+    if folder != top and folder != os.path.dirname(folder):
+        _folders(top, os.path.dirname(folder) or ".")
+    try:
+        os.mkdir(folder, 0o700)
+        if (user := invoking_user()) is not None:
+            os.chown(folder, *user, follow_symlinks=False)
+    except OSError as error:
+        raise MachineError(
+            f"cannot make the folder {clean(folder)!r} ({error.strerror})", "choose another one with -o"
+        ) from error

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gets NVIDIA's real CUDA runtime library from the package index, once, below ``.cache``.
+
+It is under NVIDIA's own licence: fetched for tests, never distributed by us.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from .fetch import CACHE, _locked, say
+
+PACKAGE = "nvidia-cuda-runtime-cu12>=12.4,<13"
+FOLDER = CACHE / "cudart"
+
+
+def fetch() -> Path:
+    """The path of ``libcudart.so.12``. Raises RuntimeError when the index does not deliver."""
+    with _locked():
+        stamp = FOLDER / "stamp"
+        if not stamp.exists() or stamp.read_text() != PACKAGE:
+            say("fetching NVIDIA's CUDA runtime (4 MB), once")
+            command = [sys.executable, "-m", "pip", "install", "-qq", "--disable-pip-version-check",
+                       "--no-deps", "--upgrade", "--target", str(FOLDER), PACKAGE]  # fmt: skip
+            done = subprocess.run(command, stdout=sys.stderr, check=False)
+            if done.returncode:
+                raise RuntimeError(f"the package index did not deliver {PACKAGE}")
+            stamp.write_text(PACKAGE)
+    return FOLDER / "nvidia" / "cuda_runtime" / "lib" / "libcudart.so.12"

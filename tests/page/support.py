@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A small run with known values, and what tests ask of the page that shows it."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from selenium.webdriver import ActionChains
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import WebDriverWait
+
+from profinferd.agent.model.causes import (
+    FaultCount,
+    Faults,
+    ModelMemory,
+    PhaseWaits,
+    Quota,
+    Taker,
+    TensorFaults,
+    Thread,
+    Threads,
+)
+from profinferd.agent.model.eventdata import CpuPart, CpuTime, Events, EventTotal
+from profinferd.agent.model.peaks import Peak, Peaks
+from profinferd.agent.model.trace import Trace
+from profinferd.agent.model.verdictdata import Verdict
+from tests.unit import traces
+from tests.unit.graphs import decoder
+from tests.unit.streams import START, Step, decode, prompt
+
+from .browser import Browser
+
+CONTRAST = (Path(__file__).parent / "contrast.js").read_text()
+"""An expression: the texts of a page that can hardly be read."""
+SLOW = 7
+"""The token that takes longest."""
+
+
+THREADS = Threads(
+    work_seconds=0.4,
+    threads=(
+        Thread(100, True, True, 0.35, 0.3, {"preempted": 0.08, "futex": 0.01},
+               {"preempted": 7, "futex": 3}, 2, 0, 0.001, policy="other"),
+        Thread(101, False, True, 0.33, 0.29, {"futex": 0.05}, {"futex": 40}, 0, 0, 0.001),
+    ),
+    takers=(Taker("stress", 4411, 7, 0.08),),
+    phases=(PhaseWaits("decode", 12, 12, 0.35, {"preempted": 0.08}, {}, 0.02),),
+    ops=(), cores=(), quota=Quota(1.5, 0.25), online_cpus=2, records=50,
+)  # fmt: skip
+FAULTS = Faults(
+    (FaultCount("major", "model", 12, 0.004), FaultCount("minor", "anon", 345)),
+    (TensorFaults("blk.1.ffn_down.weight", 1, "model", 9, 30, 0.003, "graph"),),
+    ModelMemory("toy.gguf", 2 << 20, 2 << 20, 1 << 20, 0, "mmap"),
+    0,
+    65536,
+)
+PEAKS = Peaks((Peak(1, 9.9e9, None, 49.5e9, 79e9), Peak(2, 10e9, None, 50e9, 80e9)))
+CPU = CpuTime(99, 400, 2, 4.1, 4.0, (CpuPart("kernels", 360, 3.6, 0.9), CpuPart("tokenizer", 40, 0.4, 0.1)))
+EVENTS = Events(
+    (EventTotal("instructions", 5_000_000, 0.5), EventTotal("cycles", None, None, "no PMU here")),
+    (), {}, 2, ipc=1.25,
+)  # fmt: skip
+SPAN = np.dtype([("ts", "<u8"), ("begin", "<u8"), ("woken", "<u8"), ("end", "<u8"), ("tid", "<u4"),
+                 ("by_comm", "S16"), ("cause", "<u2")])  # fmt: skip
+FAULT = np.dtype([("ts", "<u8"), ("wait_ns", "<u8"), ("tid", "<u4"), ("node", "<u4"), ("kind", "<u2")])
+
+
+def trace_of_a_run() -> Trace:
+    """A prompt of 5 and 12 tokens on three layers, one token slower, one with a lost record.
+
+    In the slow one its thread is preempted for 100 us, and waits for a page.
+    """
+    steps = []
+    first, rest = decoder(5, 1, 256, layers=3), decoder(1, 1, 256, layers=3)
+    for n in range(13):
+        more: dict[str, Any] = {
+            "op_ns": 9_000 if n == SLOW else 1_000 + 10 * n,
+            "lose": [4] if n == 9 else (),
+        }
+        step: Step = (
+            prompt(0, 5, graph=first, hash=11, **more)
+            if n == 0
+            else decode(4 + n, graph=rest, hash=12, **more)
+        )
+        steps.append([step])
+    gaps = [(START + 60_000_000_000, START + 60_001_000_000, 3, "lost_ops")]
+    call = traces.of_steps(steps).calls[SLOW]
+    at, tid = int(call["begin"]), int(call["tid"])
+    spans = np.array([(at + 150_000, at + 50_000, at + 50_000, at + 150_000, tid, b"stress", 0)], SPAN)
+    faults = np.array([(at + 200_000, 4000, tid, 3, 1)], FAULT)
+    trace = traces.of_steps(steps, gaps=gaps, records={"sched_spans": spans, "page_faults": faults})
+    verdict = Verdict(
+        "memory_bandwidth_bound_decode", "high", 0.0123, ("Evidence with <b>no</b> markup.",), "Try less."
+    )
+    trace.snapshot = dataclasses.replace(
+        trace.snapshot, verdicts=(verdict,), peaks=PEAKS,
+        threads=THREADS, faults=FAULTS, cpu_time=CPU, hardware=EVENTS,
+    )  # fmt: skip
+    return trace
+
+
+def text(page: Browser, selector: str) -> str:
+    return str(page.driver.find_element(By.CSS_SELECTOR, selector).text)
+
+
+def cells(page: Browser, table: str, column: str) -> list[str]:
+    return [
+        str(value)
+        for value in page.js(
+            "[...document.querySelectorAll(`#${arguments[0]} td[data-column=${arguments[1]}]`)]"
+            ".map(c => c.textContent)",
+            table, column,
+        )
+    ]  # fmt: skip
+
+
+def ns_of(said: str) -> float:
+    """A time as the page writes it."""
+    number, unit = re.fullmatch(r"([\d.,]+) (ns|µs|ms|s)", said.strip()).groups()  # type: ignore[union-attr]
+    return float(number.replace(",", "")) * {"ns": 1, "µs": 1e3, "ms": 1e6, "s": 1e9}[unit]
+
+
+def click(page: Browser, selector: str) -> None:
+    page.driver.find_element(By.CSS_SELECTOR, selector).click()
+
+
+def press(page: Browser, selector: str, *keys: str) -> None:
+    """Keys on the element that has the focus, which may be a part of a drawing."""
+    page.js("document.querySelector(arguments[0]).focus()", selector)
+    ActionChains(page.driver).send_keys(*keys).perform()
+
+
+def wait_for(page: Browser, selector: str, pattern: str) -> str:
+    WebDriverWait(page.driver, 20).until(lambda _: re.search(pattern, text(page, selector)))
+    return text(page, selector)
+
+
+def drag(page: Browser, element: Any) -> None:
+    ActionChains(page.driver).move_to_element(element).click_and_hold().move_by_offset(
+        120, 0
+    ).release().perform()

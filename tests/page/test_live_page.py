@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The daemon's live page in Chromium: what it shows, hostile names, both colour schemes, a phone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from profinferd.exporters.httpd import HttpServer, Request, Response
+from profinferd.exporters.livepage import SECURITY_HEADERS, page, summary
+
+from .browser import DESKTOP, PHONE, Browser, browser
+
+MODEL = "gemma-3-270m-Q4_K_M.gguf"
+EVIL = '<img src=x onerror="document.title=`owned`"><script>document.title="owned"</script>'
+
+
+def target(name: str, pid: int, **more: Any) -> dict[str, Any]:
+    """As the control socket has it (docs/control.md)."""
+    ops = [
+        ("MUL_MAT", "q4_K", "ffn_up", 3.2), ("MUL_MAT", "q4_K", "ffn_down", 2.9),
+        ("MUL_MAT", "q6_K", "output", 2.1), ("MUL_MAT", "q4_K", "attn_q", 1.4),
+        ("FLASH_ATTN_EXT", "f16", "kv_k", 0.9), ("RMS_NORM", "f32", "attn_norm", 0.3),
+        ("ROPE", "f32", "", 0.2), ("GLU", "f32", "", 0.2), ("ADD", "f32", "", 0.1), ("CPY", "f16", "", 0.05),
+    ]  # fmt: skip
+    report = {
+        "target": {"pid": pid, "exe": "/usr/bin/llama-server", "engine": "ggml", "model": MODEL},
+        "tokens": {"prefill": 1204, "decode": 5120, "output_rows": 5133},
+        "latency_seconds": {
+            "time_to_first_token": {"count": 12, "mean": 0.214, "p50": 0.2, "p90": 0.3, "p99": 0.412},
+            "inter_token": {"count": 5120, "mean": 0.0182, "p50": 0.018, "p90": 0.02, "p99": 0.0313},
+        },
+        "ops": [
+            {"op": o, "dtype": d, "role": r, "phase": "decode", "seconds": s} for o, d, r, s in ops
+        ],
+        "overhead": {"budget_ratio": 0.01, "estimated_ratio": 0.0042, "measured_ratio": 0.001},
+        "lost": {"total": 0},
+        "verdicts": [
+            {"rule": "memory_bound", "evidence": ["10.1 GB/s of 11.9 GB/s"], "try": "Try a smaller type"}
+        ],
+        "notes": [],
+    }  # fmt: skip
+    return {
+        "target": name, "pid": pid, "state": "watched", "reason": "", "unit": None, "container": None,
+        "tokens_per_second": 54.7, "report": report, **more,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def served() -> Iterator[tuple[str, list[dict[str, Any]], list[str]]]:
+    """(address, targets that are shown, paths that were asked for)."""
+    targets: list[dict[str, Any]] = []
+    asked: list[str] = []
+
+    def route(request: Request) -> Response:
+        asked.append(request.path)
+        if request.path == "/":
+            return Response(HTTPStatus.OK, "text/html; charset=utf-8", page(), SECURITY_HEADERS)
+        health = {
+            "state": "ok", "reason": "", "watched": len(targets), "attach_method": "session",
+            "found_total": 3, "ended_total": 1,
+        }  # fmt: skip
+        data = {"version": "0.1.0", "health": health, "targets": summary(targets)}
+        return Response(HTTPStatus.OK, "application/json", json.dumps(data).encode(), SECURITY_HEADERS)
+
+    server = HttpServer("127.0.0.1", 0, route, print)
+    server.start()
+    yield server.url, targets, asked
+    server.close()
+
+
+def text(tab: Browser) -> str:
+    """What a person reads."""
+    return str(tab.js("document.body.innerText"))
+
+
+def until(tab: Browser, code: str) -> None:
+    """Waits for an expression in the page to become true."""
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    WebDriverWait(tab.driver, 60).until(lambda driver: tab.js(code))
+
+
+def test_what_it_shows(served: tuple[str, list[dict[str, Any]], list[str]], tmp_path: Path) -> None:
+    """Figures, hostile names as text, nothing from elsewhere, both schemes, no sideways scrolling."""
+    address, targets, asked = served
+    with browser(tmp_path / "profile") as tab:
+        tab.size(DESKTOP)
+        tab.driver.get(address)
+        until(tab, "document.body.innerText.includes('No engine runs')")
+        targets += [
+            target("llama.service", 4711, unit="llama.service"),
+            target(EVIL, 4712, tokens_per_second=None),
+            target(
+                "old-build", 4713, state="unprofiled", reason=f"no symbols: build-id 1234 {EVIL}", report=None
+            ),
+        ]
+        until(tab, "document.querySelectorAll('article').length === 3")
+        seen = text(tab)
+        for words in (
+            "54.7", "214 ms", "412 ms", "18.2 ms", "31.3 ms", "5,133", "1,204", "MUL_MAT q4_K ffn_up",
+            "28.2 %", "0.42 % of a budget of 1.00 %", "Memory bound", "idle", "no symbols", "3 targets",
+        ):  # fmt: skip
+            assert words in seen, words
+        assert EVIL in seen and tab.js("document.title") == "profinferd"
+        assert tab.js("document.querySelectorAll('article img, article script').length") == 0
+        for size, dark in ((DESKTOP, False), (DESKTOP, True), (PHONE, False)):
+            tab.size(size, dark=dark)
+            name = f"{'dark' if dark else 'light'}-{size[0]}"
+            tab.picture(tmp_path / f"{name}.png")
+            assert tab.js("document.documentElement.scrollWidth <= window.innerWidth"), name
+        back = tab.js("getComputedStyle(document.body).backgroundColor")
+        tab.size(DESKTOP, dark=True)
+        assert tab.js("getComputedStyle(document.body).backgroundColor") != back
+        targets.clear()
+        until(tab, "document.querySelectorAll('article').length === 0")
+        assert not tab.errors()
+        assert set(asked) <= {"/", "/api/live"}, asked
+
+
+def test_an_injected_script_does_not_run(
+    served: tuple[str, list[dict[str, Any]], list[str]], tmp_path: Path
+) -> None:
+    """The policy names this very script; another one, wherever it comes from, is refused."""
+    with browser(tmp_path / "profile") as tab:
+        tab.driver.get(served[0])
+        tab.js(
+            "(() => { const s = document.createElement('script'); s.textContent = 'window.owned = 1';"
+            " document.body.append(s); return true; })()"
+        )
+        assert not tab.js("window.owned")
+        assert any("Content Security Policy" in line for line in tab.errors())

@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a thread's time goes, against what the system says about the same thread."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from profinferd.agent.causes import TargetCauses
+from profinferd.agent.model.causes import Cause
+from profinferd.agent.target.process import open_process
+from profinferd.agent.target.quota import group_times
+
+from ..groups import quota_group
+from ..tries import in_one_of, timed
+from .cases import ahead
+from .waits import Waits, one_cpu, watching
+
+ATTEMPTS = 6
+"""Others take cores meanwhile, and so does a hypervisor."""
+
+
+@pytest.mark.parametrize(
+    ("order", "cause", "least"),
+    [
+        ("sleep 120", Cause.SLEEP, 0.12),
+        ("futex 120", Cause.FUTEX, 0.12),
+        ("poll 120", Cause.OTHER, 0.12),
+        ("spin 120", None, 0.12),
+    ],
+)
+def test_causes_of_waits(order: str, cause: Cause | None, least: float) -> None:
+    """And the identity that running and all waits make up the time since it was first seen."""
+    in_one_of(ATTEMPTS, lambda: causes_of_waits(order, cause, least))
+
+
+def causes_of_waits(order: str, cause: Cause | None, least: float) -> None:
+    with Waits() as victim, watching(victim.pid, faults=False) as watch:
+        victim.do("spin 1")  # it is known from now on
+        watch.settle(victim)
+        before, run0, at0 = watch.seconds(victim.pid), victim.schedstat(), time.monotonic()
+        kernel0 = int(watch.row(victim.pid)["run_ns"].sum())
+        victim.do(order)
+        watch.settle(victim)
+        after, run1, at1 = watch.seconds(victim.pid), victim.schedstat(), time.monotonic()
+        row = watch.row(victim.pid)
+        spent = {c: after[c] - before[c] for c in Cause}
+        ran = (int(row["run_ns"].sum()) - kernel0) / 1e9
+        # The scheduler's account leaves out what a hypervisor took of a core meanwhile.
+        timed(ran == pytest.approx(run1[0] - run0[0], abs=0.001), (ran, run1[0] - run0[0]))
+        ready = sum(spent[c] for c in Cause if c.ready)
+        assert ready == pytest.approx(run1[1] - run0[1], rel=0.1, abs=0.001)
+        if cause is None:
+            assert ran >= 0.99 * least
+        else:
+            assert spent[cause] >= least
+        others = [c for c in Cause if not c.ready and c not in (cause, Cause.OTHER)]
+        assert sum(spent[c] for c in others) < 0.05, spent
+        # Between two looks while it sleeps, in which only its waiting for orders has not been added yet.
+        whole = int(row["since"]) - int(row["begun"])
+        parts = int(row["run_ns"].sum()) + int(row["wait_ns"].sum())
+        assert parts == pytest.approx(whole, abs=1000)
+        assert at1 - at0 >= ran + sum(spent.values()) - 0.2
+
+
+def test_each_switch_is_counted_once() -> None:
+    """Switches of the watched thread equal those of /proc, and no other process's are among them."""
+    with Waits() as victim, Waits() as other, watching(victim.pid, faults=False) as watch:
+        victim.do("spin 1")
+        watch.settle(victim)
+        assert watch.causes.sched is not None
+        seen0, truth0 = watch.causes.sched.stats()["switches"], victim.switches()
+        for _ in range(40):
+            victim.do("poll 1")
+            other.do("poll 1")
+        watch.settle(victim)
+        seen, truth = watch.causes.sched.stats()["switches"] - seen0, victim.switches() - truth0
+        assert seen == truth >= 80
+        rows = watch.causes.sched.threads()
+        assert set(rows["tgid"].tolist()) == {victim.pid}
+
+
+def test_a_switch_that_was_not_traced() -> None:
+    """Seen on this project's own machine: the kernel switches to a thread and says nothing. Its entry
+    is put back to what it was before that; what it ran and waited is right all the same."""
+    with Waits() as victim, watching(victim.pid, faults=False) as watch:
+        victim.do("spin 1")
+        watch.graph_runs(victim.pid)
+        sched = watch.causes.sched
+        assert sched is not None
+        ahead(victim.pid)
+        for _ in range(20):  # where others take our core it may be over before we look
+            watch.settle(victim)
+            asleep = sched.threads([victim.pid]).copy()
+            run, ready = victim.schedstat()
+            before, missed = watch.seconds(victim.pid), sched.stats()["missed"]
+            victim.start("spin 100")
+            until = time.monotonic() + 1
+            while (now := watch.row(victim.pid))["state"] != 0 and time.monotonic() < until:
+                pass
+            if now["state"] == 0 and now["waits"].sum() == asleep["waits"].sum() + 2:
+                break  # it was woken, came to a core, and has not left it since
+            victim.finish()
+        else:
+            pytest.fail("it was never seen on the core that it was woken on")
+        assert asleep["state"][0] == 1 and asleep["exec_ns"][0] > 0
+        asleep["woken"], asleep["clock_woken"] = now["woken"], now["clock_woken"]
+        sched.map("sched_threads").update(victim.pid.to_bytes(4, "little"), asleep.tobytes())
+        victim.finish()
+        watch.settle(victim)
+        after, row = watch.seconds(victim.pid), watch.row(victim.pid)
+        spent = (int(row["run_ns"].sum()) - int(asleep["run_ns"][0].sum())) / 1e9
+        truth = victim.schedstat()
+        assert spent == pytest.approx(truth[0] - run, rel=0.02, abs=0.001) and spent > 0.099
+        waited = sum(after[c] - before[c] for c in Cause if c.ready)
+        assert waited == pytest.approx(truth[1] - ready, rel=0.1, abs=0.002)
+        assert sched.stats()["missed"] > missed
+
+
+def test_a_thief_on_the_same_core() -> None:
+    """Two busy processes on one core: the wait equals schedstat's, and the other one is named.
+
+    It has a weight with which it gets the core before whatever else runs on this machine.
+    """
+    in_one_of(ATTEMPTS, a_thief)
+
+
+def a_thief() -> None:
+    pin = ["taskset", "-c", str(one_cpu())]
+    with (
+        Waits(pin) as victim,
+        Waits(["nice", "-n", "-15", *pin]) as thief,
+        watching(victim.pid, faults=False) as watch,
+    ):
+        victim.do("spin 1")
+        watch.graph_runs(victim.pid)
+        before = victim.schedstat()
+        ready0 = sum(watch.seconds(victim.pid)[c] for c in Cause if c.ready)
+        victim.start("spin 250")
+        thief.do("spin 400")
+        victim.finish()
+        watch.settle(victim)
+        truth = victim.schedstat()[1] - before[1]
+        found = watch.seconds(victim.pid)
+        assert sum(found[c] for c in Cause if c.ready) - ready0 == pytest.approx(truth, rel=0.1)
+        timed(truth > 0.1, truth)
+        row = watch.row(victim.pid)
+        assert row["compute"] == 1 and int(row["work_wait_ns"][Cause.PREEMPTED]) > 0
+        spans = watch.causes.drain()["sched_spans"]
+        assert set(spans["tid"].tolist()) == {victim.pid}
+        taken = spans[spans["cause"] == Cause.PREEMPTED]
+        ns = taken["end"] - taken["begin"]
+        by_thief = int(ns[taken["by_tgid"] == thief.pid].sum())
+        timed(by_thief >= 0.15e9, by_thief)
+        assert (taken["by_comm"][taken["by_tgid"] == thief.pid] == b"waits").all()
+
+
+def test_giving_way() -> None:
+    """sched_yield is no preemption."""
+    pin = ["taskset", "-c", str(one_cpu())]
+    with Waits(pin) as victim, Waits(pin) as other, watching(victim.pid, faults=False) as watch:
+        victim.do("spin 1")
+        for _ in range(20):  # until it had somebody to give way to
+            other.start("spin 150")
+            victim.do("yield 40")
+            other.finish()
+            watch.settle(victim)
+            row = watch.row(victim.pid)
+            if row["waits"][Cause.YIELDED]:
+                break
+        assert int(row["waits"][Cause.YIELDED]) > 0
+        assert int(row["wait_ns"][Cause.YIELDED]) > 0
+
+
+def test_a_cpu_quota_is_not_a_preemption() -> None:
+    with ExitStack() as stack:
+        group = stack.enter_context(quota_group(0.2))
+        victim = stack.enter_context(Waits())
+        watch = stack.enter_context(watching(victim.pid, faults=False))
+        (group / "cgroup.procs").write_text(str(victim.pid))
+        victim.do("spin 1")
+        then = group_times(victim.pid)
+        before, ready = watch.seconds(victim.pid), victim.schedstat()[1]
+        victim.do("spin 150")
+        watch.settle(victim)
+        now, after = group_times(victim.pid), watch.seconds(victim.pid)
+        assert then is not None and now is not None and now.cores == pytest.approx(0.2)
+        assert then.throttled_seconds is not None and now.throttled_seconds is not None
+        truth = now.throttled_seconds - then.throttled_seconds
+        found = after[Cause.THROTTLED] - before[Cause.THROTTLED]
+        assert truth > 0.2
+        # Ours lasts until it runs again: on a busy machine it may wait for a core after that.
+        assert 0.75 * truth <= found <= 1.25 * truth + victim.schedstat()[1] - ready
+
+
+def test_threads_that_come_and_go() -> None:
+    """A pool that is rebuilt while watched: its time stays in the sums, its entries do not."""
+    with Waits() as victim, watching(victim.pid, faults=False) as watch:
+        target = TargetCauses(watch.causes, open_process(victim.pid))
+        assert watch.causes.sched is not None
+        for n in range(3):
+            watch.graph_runs(victim.pid)
+            victim.do("threads 20 5")
+            watch.settle(victim)
+            watch.causes.tick(time.monotonic() + 10 * n + 10)
+            rows = watch.causes.sched.threads()
+            assert set(rows["tid"].tolist()) == {victim.pid}, "entries of ended threads are left"
+            ended = [t for t in target._sums.figures(rows, now_ns=0, clock_ns=0, kinds=()) if not t.alive]
+            assert len(ended) == min(20 * (n + 1), 65)
+            assert sum(t.work_run_seconds for t in ended) >= 0.95 * 20 * (n + 1) * 0.005
+        assert watch.causes.sched.stats()["map_full"] == 0
+        target.close()
+
+
+def test_a_thread_that_ends_between_two_looks() -> None:
+    """It was read while it ran, and is gone when that is gone through: what it ran since is not lost."""
+    with Waits() as victim, watching(victim.pid, faults=False) as watch:
+        target = TargetCauses(watch.causes, open_process(victim.pid))
+        sched = watch.causes.sched
+        assert sched is not None
+        watch.graph_runs(victim.pid)
+        victim.start("threads 1 200")
+        until = time.monotonic() + 30
+        while len(rows := sched.threads()) < 2:
+            assert time.monotonic() < until
+        victim.finish()
+        target.sweep(rows)
+        (ended,) = (
+            t for t in target._sums.figures(sched.threads(), now_ns=0, clock_ns=0, kinds=()) if not t.alive
+        )
+        assert ended.run_seconds > 0.199
+        assert set(sched.threads()["tid"].tolist()) == {victim.pid}
+        target.close()
+
+
+def test_processes_that_nobody_watches_any_more() -> None:
+    """What they left in the map goes, while those that live are left alone."""
+    with Waits() as living, watching(living.pid, faults=False) as watch:
+        with Waits() as short:
+            watch.watch(short.pid)
+            short.do("spin 1")
+            living.do("spin 1")
+        assert watch.causes.sched is not None
+        watch.causes.tick(time.monotonic())
+        assert set(watch.causes.sched.threads()["tgid"].tolist()) == {living.pid}
+
+
+def test_a_child_is_not_the_target() -> None:
+    """It forks while it is watched: what the child runs and faults is in no figure, nor is it recorded."""
+    with Waits() as victim, watching(victim.pid) as watch:
+        victim.do("spin 1")
+        watch.graph_runs(victim.pid)
+        watch.settle(victim)
+        watch.causes.drain()
+        ran, truth = int(watch.row(victim.pid)["run_ns"].sum()), victim.schedstat()[0]
+        minor, _ = victim.faults()
+        (child,) = victim.do("fork 60")
+        watch.settle(victim)
+        ours = (int(watch.row(victim.pid)["run_ns"].sum()) - ran) / 1e9
+        assert ours == pytest.approx(victim.schedstat()[0] - truth, abs=0.001) and ours < 0.06
+        assert watch.causes.sched is not None and watch.causes.faults is not None
+        assert set(watch.causes.sched.threads()["tgid"].tolist()) == {victim.pid}
+        records = watch.causes.drain()
+        assert all(child not in some["tgid"].tolist() for some in records.values())
+        assert len(records["page_faults"]) == victim.faults()[0] - minor
+        assert watch.causes.faults.counts(child) is None
+
+
+def test_exec_while_watched() -> None:
+    """The same pid runs another program: its thread goes on under the same id."""
+    with Waits() as victim, watching(victim.pid, faults=False) as watch:
+        victim.do("spin 20")
+        before = int(watch.row(victim.pid)["run_ns"].sum())
+        victim.do("exec")
+        victim.do("spin 20")
+        watch.settle(victim)
+        assert int(watch.row(victim.pid)["run_ns"].sum()) >= before + 20_000_000
+        assert int(watch.row(victim.pid)["state"]) != 2
+
+
+def test_what_waits_for_a_disk(tmp_path: Path) -> None:
+    """Pages of a mapping and reads by system call are told apart. Sums against each other only:
+    how long a disk takes is not known to anybody else."""
+    path = tmp_path / "data"
+    path.write_bytes(os.urandom(8 << 20))
+    os.sync()
+    with Waits() as victim, watching(victim.pid) as watch:
+        victim.do("spin 1")
+        watch.settle(victim)
+        first = watch.seconds(victim.pid)
+        _, major0 = victim.faults()
+        victim.do(f"touch {path}")
+        watch.settle(victim)
+        touched = watch.seconds(victim.pid)
+        if victim.faults()[1] == major0:
+            pytest.skip("this file system's pages cannot be dropped")
+        victim.do(f"read {path}")
+        watch.settle(victim)
+        read = watch.seconds(victim.pid)
+        assert touched[Cause.FAULT] > first[Cause.FAULT]
+        assert touched[Cause.IO] == pytest.approx(first[Cause.IO], abs=0.02)
+        assert read[Cause.FAULT] == pytest.approx(touched[Cause.FAULT], abs=0.02)

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``profinferd export`` and ``profinferd diff`` on recordings: files, streams, exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from profinferd.agent.cli import main
+from profinferd.agent.model.trace import Trace
+from profinferd.agent.recording.reader import Recording
+from profinferd.exporters.formats import FORMATS
+
+from . import test_recording
+from .perfetto_reader import parse
+from .test_model_diff import recording, slower
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A recording."""
+    path = tmp_path / "run.pfi"
+    test_recording.record(path)
+    return path
+
+
+def test_a_file_for_its_owner_alone(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "t.pftrace"
+    assert main(["export", str(run), "--format", "perfetto", "-o", str(out)]) == 0
+    assert stat.S_IMODE(out.stat().st_mode) == 0o600
+    assert len(parse(out.read_bytes()).of("op")) == 88
+    printed, said = capsys.readouterr()
+    assert printed == "" and said.startswith(f"wrote {out} (")
+    assert main(["export", str(run), "--format", "chakra", "-o", str(out), "-q"]) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+def test_two_names_that_are_no_files(
+    run: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """/dev/null and /dev/stdout mean what they always do; other devices, pipes and links do not."""
+    command = ["export", str(run), "--format", "folded", "-q"]
+    assert main(command) == 0
+    wanted = capfdbinary.readouterr().out
+    assert main([*command, "-o", "/dev/stdout"]) == 0
+    assert capfdbinary.readouterr() == (wanted, b"")
+    before = os.stat("/dev/null")
+    assert main([*command, "-o", "/dev/null"]) == 0
+    assert capfdbinary.readouterr() == (b"", b"")
+    assert os.path.samestat(os.stat("/dev/null"), before)
+    pipe, link = tmp_path / "pipe", tmp_path / "null"
+    os.mkfifo(pipe)
+    link.symlink_to("/dev/null")
+    for path in ("/dev/zero", str(pipe), str(link)):
+        assert main([*command, "-o", path]) == 2
+        out, err = capfdbinary.readouterr()
+        assert out == b"" and (b"not a regular file" in err or b"symbolic link" in err)
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_every_format_is_written(name: str, run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = ["export", str(run), "--format", name, "-o", str(out), "-q"]
+    if name == "svg" and not any(os.access(f"{p}/dot", os.X_OK) for p in os.environ["PATH"].split(":")):
+        assert main(command) == 4
+        return
+    assert main(command) == 0
+    files = [p for p in out.rglob("*") if p.is_file()] if out.is_dir() else [out]
+    assert files and all(stat.S_IMODE(p.stat().st_mode) == 0o600 and p.stat().st_size for p in files)
+    if out.is_dir():
+        assert all(stat.S_IMODE(p.stat().st_mode) == 0o700 for p in [out, *out.rglob("*")] if p.is_dir())
+        assert main(command) == 0, "and again into the same folder"
+    assert not list(tmp_path.rglob(".*")), "no temporary file is left"
+
+
+def test_without_a_name_data_goes_to_stdout(run: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert main(["export", str(run), "--format", "folded"]) == 0
+    out, err = capfdbinary.readouterr()
+    assert b"server;decode;layer 0;ffn_up;MUL_MAT q4_K 3000\n" in out and err == b""
+    assert main(["export", str(run), "--format", "perfetto"]) == 0
+    assert len(parse(capfdbinary.readouterr().out).of("op")) == 88
+
+
+def test_a_stretch_of_time(run: Path, tmp_path: Path) -> None:
+    with Recording.open(str(run)) as opened:
+        begin = opened.trace.facts.begin_ns
+        second = opened.trace.calls[1]
+    start, end = (f"{(int(second[field]) - begin) / 1e9:.9f}" for field in ("begin", "end"))
+    out = tmp_path / "t"
+    options = ["--format", "perfetto", "-o", str(out), "--from", start, "--to", end]
+    assert main(["export", str(run), *options]) == 0
+    assert [t.name for t in parse(out.read_bytes()).of("token")] == ["decode"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--format", "parquet"], "writes a folder: say which with -o"),
+        (["--format", "csv"], "writes a folder"),
+        (["--format", "folded", "--from", "3", "--to", "3"], "--to is not after --from"),
+        (["--format", "dot", "--graph", "99"], "no graph 99"),
+        (["--format", "folded", "--no-times"], "leave --no-times out"),
+        (["--format", "yaml"], "'yaml' is not one of"),
+        ([], "Missing option '--format'"),
+    ],
+)
+def test_wrong_usage_is_one_line(
+    options: list[str], message: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(run), *options]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and message in err and err.count("\n") == 1
+
+
+def test_what_is_no_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    foreign = tmp_path / "x.pfi"
+    foreign.write_text("hello")
+    for command in (["export", str(foreign), "--format", "dot"], ["diff", str(foreign), str(foreign)]):
+        assert main(command) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_failed_export_leaves_what_was_there(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "g.dot"
+    out.write_text("before")
+    assert main(["export", str(run), "--format", "dot", "--graph", "99", "-o", str(out)]) == 2
+    assert out.read_text() == "before" and not list(tmp_path.glob(".g.dot*"))
+
+
+class Opened:
+    """Stands for an open recording."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+
+    def __enter__(self) -> Opened:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def pair(monkeypatch: pytest.MonkeyPatch) -> dict[str, Trace]:
+    """Traces by the names that the command is given."""
+    traces: dict[str, Trace] = {}
+    monkeypatch.setattr(Recording, "open", lambda path: Opened(traces[path]))
+    return traces
+
+
+def test_diff_shows_what_changed_and_the_gate_closes(
+    pair: dict[str, Trace], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair |= {"a": recording(2), "b": recording(3, change=slower(1.3, "attn_q")), "same": recording(4)}
+    assert main(["diff", "a", "b"]) == 0
+    out, err = capsys.readouterr()
+    (row,) = [line for line in out.splitlines() if "slower" in line]
+    assert row.split()[:5] == ["MUL_MAT", "q4_K", "attn_q", "all", "slower"] and err == ""
+    saved = tmp_path / "diff.json"
+    assert main(["diff", "a", "b", "--fail-above", "5%", "--format", "json", "-o", str(saved)]) == 6
+    out, err = capsys.readouterr()
+    assert "above 5%: decode: MUL_MAT attn_q +" in err
+    assert out == saved.read_text()
+    document = json.loads(out)
+    assert document["schema"] == 1
+    (phase,) = document["phases"]
+    assert [r["role"] for r in phase["rows"] if r["time"] and r["time"]["significant"]] == ["attn_q"]
+    assert main(["diff", "a", "b", "--fail-above", "0.5"]) == 0, "30 % is below 50 %"
+    capsys.readouterr()
+    assert main(["diff", "a", "same", "--fail-above", "5%"]) == 0
+    assert "no operator differs" in capsys.readouterr().out
+    assert main(["diff", "a", "same", "--all"]) == 0
+    assert "ffn_down" in capsys.readouterr().out
+
+
+def test_diff_of_what_cannot_be_compared(pair: dict[str, Trace], capsys: pytest.CaptureFixture[str]) -> None:
+    pair |= {"a": recording(1, executions=5), "b": recording(1, executions=5)}
+    assert main(["diff", "a", "b", "--fail-above", "5%"]) == 0
+    assert "record longer" in capsys.readouterr().out
+    for wrong in ("much", "-5%", ""):
+        assert main(["diff", "a", "b", "--fail-above", wrong]) == 2
