@@ -46,12 +46,13 @@ from .target.layout import Layout
 from .target.process import (
     Process,
     alive,
+    cpu_seconds,
     end_descriptor,
     engine_files_changed,
     executable_ids,
     open_process,
 )
-from .targetfacts import cpu_seconds, facts_for_model
+from .targetfacts import facts_for_model
 from .tasks import gone, threads_of
 from .waking import Wakeup
 from .whys import WhyOptions, Whys
@@ -66,6 +67,8 @@ MAX_HELD_EVENTS = 1 << 14
 """Events kept until a live graph has confirmed the layout; the oldest fall out."""
 BUSY_SHARE = 0.5
 """Cores that a target uses while we attach, from which on it counts as computing."""
+BUSY_SECONDS = 0.02
+"""The kernel counts CPU time of who runs in ticks of up to 10 ms: two of them, or nothing is said of it."""
 KEPT_RINGS = {"events": 4 << 20, "ops": 8 << 20, "ints": 4 << 20}
 """Sizes of rings where every record is kept. On a machine whose cores are all busy, we who give way may not
 run for seconds, and each record that finds no room is a hole in the file."""
@@ -199,7 +202,7 @@ class Attachment:
             raise UsageError("--loader bcc cannot sample operators", "use --ops all or off")
         begun = time.monotonic()
         process = open_process(pid)
-        used = cpu_seconds(process)
+        used = cpu_seconds(process.pid)
         if seccomp_mode(process.pid) == SECCOMP_FILTER:
             # Before anything is attached: some kernels kill such a process at its first return.
             returns_under_seccomp()
@@ -237,7 +240,7 @@ class Attachment:
         self._begun_ns = time.monotonic_ns()
         self.attached.seconds = time.monotonic() - begun
         # A generation that was under way kept a core busy; an idle server's threads sleep.
-        self.attached.busy = cpu_seconds(process) - used > BUSY_SHARE * self.attached.seconds
+        self.attached.busy = cpu_seconds(process.pid) - used > BUSY_SHARE * self.attached.seconds
         progress(
             f"attached to process {process.pid} in {self.attached.seconds * 1e3:.0f} ms "
             f"({self.attached.sites} sites, {programs.method})"
@@ -252,12 +255,16 @@ class Attachment:
         programs: GgmlPrograms,
         shared: Shared,
         *,
+        looked_s: float,
+        used_s: float,
         ops: str,
         config: BudgetConfig,
         prices: Prices | None,
     ) -> Attachment:
         """Watch a process that was looked into, with programs that others use too. Errors as
-        :meth:`open`; ``programs`` and ``info`` are closed then."""
+        :meth:`open`; ``programs`` and ``info`` are closed then.
+
+        ``used_s``: CPU seconds that it had used at ``looked_s`` (monotonic)."""
         self = cls(process, info, programs, ops=ops, config=config, prices=prices, shared=shared)
         if shared.calls is not None:
             self._call_options = {"book": shared.calls}
@@ -270,6 +277,9 @@ class Attachment:
         except BaseException:
             self.close()
             raise
+        seconds = time.monotonic() - looked_s
+        if seconds >= BUSY_SECONDS:
+            self.attached.busy = cpu_seconds(process.pid) - used_s > BUSY_SHARE * seconds
         return self
 
     @property
@@ -357,9 +367,12 @@ class Attachment:
         if self._session is not None:
             self._session.target = facts_for_model(self.info, self._layout, self.attached)
 
-    def seen_since(self, begun_ns: int) -> None:
-        """From when on the process is seen: links that belong to its files may be older than we are."""
+    def seen_since(self, begun_ns: int, *, from_birth: bool) -> None:
+        """From when on the process is seen: links that belong to its files may be older than we are.
+        ``from_birth``: nothing was under way then."""
         self._begun_ns = begun_ns
+        if from_birth:
+            self.attached.busy = False
 
     # ---- attaching ----------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from .model.offload import offload
 from .target.backendname import backend_name
 from .target.engine_file import CALL
 from .target.facts import FileInfo, HookSite, TargetInfo
-from .target.process import FileId, Mapping, Process, read_maps
+from .target.process import FileId, Mapping, Process, cpu_seconds, read_maps
 
 GUESSED = "programs: prefill and decode are a guess, from how often two of them run and how long"
 
@@ -48,7 +48,7 @@ class CallWatch:
         self._notes: list[str] = []
         self._wide: set[str] = set()
         self._looked: float | None = None
-        self._clock = (time.monotonic(), _cpu_seconds(process.pid), 0.0)
+        self._clock = (time.monotonic(), cpu_seconds(process.pid), 0.0)
         self._maps: list[Mapping] = []
         self._given = 0
         self._functions: dict[int, str | None] = {}
@@ -237,7 +237,7 @@ class CallWatch:
     def _busy(self, now: float) -> float:
         """Seconds since the last time in which the process computed or was inside calls: no more than
         have passed, for the cost may be one thread's."""
-        cpu = _cpu_seconds(self.process.pid)
+        cpu = cpu_seconds(self.process.pid)
         inside = sum(row.ns for _, row in self._rows() if row.state == 0) / 1e9
         before, self._clock = self._clock, (now, cpu, inside)
         return max(0.0, min(now - before[0], cpu - before[1] + inside - before[2]))
@@ -358,14 +358,6 @@ class CallWatch:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _cpu_seconds(pid: int) -> float:
-    """CPU time of all threads of a process, ended ones too; 0.0 when it is gone."""
-    try:
-        return time.clock_gettime(~pid << 3 | 2)  # its clock, as clock_getcpuclockid(3) makes it
-    except OSError:
-        return 0.0
 
 
 def _told_of(shed: Sequence[ShedCalls], gaps: Collection[tuple[str, str]]) -> list[str]:

@@ -40,13 +40,3 @@ def facts_for_model(info: TargetInfo, layout: Layout | None, attached: Attached)
 def age_seconds(process: Process) -> float:
     """How long ago the process started (its start time is in clock ticks after boot)."""
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - process.start_time / os.sysconf("SC_CLK_TCK"))
-
-
-def cpu_seconds(process: Process) -> float:
-    """CPU time that all threads of the process have used; 0.0 when it is gone."""
-    try:
-        with open(f"/proc/{process.pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -20,9 +20,8 @@ from .model.snapshot import Snapshot
 from .model.verdict import judge
 from .prices import STATE
 from .target.facts import TargetInfo
-from .target.process import Process
+from .target.process import Process, cpu_seconds
 from .target.symbolize import Mappings, symbolize
-from .targetfacts import cpu_seconds
 
 LOOK_SECONDS = 0.5
 """How often the clocks and the samples are looked at."""
@@ -58,7 +57,7 @@ class Whys:
         self._mappings = Mappings()
         self._sampler = Sampler(process.pid, options.hertz) if options.hertz else None
         if self._sampler is not None:
-            self._before = cpu_seconds(process)
+            self._before = cpu_seconds(process.pid)
             self._sampler.look()
             if self._sampler.refused is not None and not self._sampler.threads:
                 self._sampler.close()
@@ -122,7 +121,7 @@ class Whys:
         self.close()
         if sampler is None:
             return snapshot
-        used = cpu_seconds(self._process)
+        used = cpu_seconds(self._process.pid)
         self._mappings.look(self._process.pid)
         addresses = sorted({address for _, chain in sampler.stacks for address in chain})
         frames, note = symbolize(self._process.pid, addresses, self._mappings)

@@ -475,6 +475,8 @@ class Manager:
                     layout=layout,
                     causes=self._causes(shared),
                 ),
+                looked_s=found.looked_s,
+                used_s=found.used_s,
                 ops=ops,
                 config=BudgetConfig(
                     profile.budget_ratio, qos_min_tokens_per_second=profile.qos_min_tokens_per_second
@@ -488,7 +490,8 @@ class Manager:
             attachment.attached.note(
                 "ops: too many targets are sampled at once" if prices is not None else NOT_YET
             )
-        attachment.seen_since(max(programs.since_ns or 0, _started_ns(target.process)))
+        since_ns, started_ns = programs.since_ns or 0, _started_ns(target.process)
+        attachment.seen_since(max(since_ns, started_ns), from_birth=started_ns > since_ns > 0)
         target.attachment, target.programs = attachment, programs
         target.state, target.reason, target.code = WATCHED, "", "ok"
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +23,15 @@ from ..target.catalogue import load_catalogue
 from ..target.cgroup import Membership, membership
 from ..target.factscache import FactsCache
 from ..target.inspect import TargetInfo, inspect_target
-from ..target.process import FileId, MappedFile, Process, executable_files, executable_ids, open_process
+from ..target.process import (
+    FileId,
+    MappedFile,
+    Process,
+    cpu_seconds,
+    executable_files,
+    executable_ids,
+    open_process,
+)
 from .heap import trim
 
 FALLBACK_S = 1.0
@@ -43,13 +52,15 @@ BATCH = 16
 @dataclass(frozen=True, slots=True)
 class Found:
     """A process that has an engine, or something like one. ``info`` None: ``error`` says why not;
-    whoever takes it closes it."""
+    whoever takes it closes it. ``used_s``: CPU seconds that it had used at ``looked_s`` (monotonic)."""
 
     process: Process
     info: TargetInfo | None
     error: ProfinferError | None
     member: Membership
     uid: int
+    looked_s: float
+    used_s: float
 
 
 class Scout:
@@ -281,6 +292,7 @@ class Scout:
             member, uid = membership(pid), os.stat(f"/proc/{pid}").st_uid
         except (OSError, ProfinferError):
             return  # it ended, or is no process that could be profiled
+        looked_s, used_s = time.monotonic(), cpu_seconds(pid)
         info: TargetInfo | None = None
         error: ProfinferError | None = None
         try:
@@ -295,5 +307,5 @@ class Scout:
             self.look_later(pid, 0.0)
             return
         with self._condition:
-            self._results.append(Found(process, info, error, member, uid))
+            self._results.append(Found(process, info, error, member, uid, looked_s, used_s))
         self._wake()

@@ -288,8 +288,10 @@ def test_kill_9_leaves_nothing_and_a_restart_starts_anew(programs: Path, tmp_pat
         decode(stub, 4, 3)
         with Daemon(tmp_path, f"{NAME}-one") as second:
             second.wait_for(stub.pid)
-            decode(stub, 7, 5)
-            # Where it was is not known: its first token begins something.
+            # Where it was is not known: its first token begins something, however slow it is, for
+            # the process did nothing while it was attached to.
+            stub.order("run pos=7 out=0 us=60000")
+            decode(stub, 8, 4)
             found = second.wait_for_tokens(stub.pid, 1, 4)
             assert found["report"]["tokens"]["output_rows"] == 5
     nothing_left(before)
