@@ -138,19 +138,31 @@ def _pid(context: click.Context, option: click.Parameter, value: str) -> int:
     return int(text)
 
 
-def _positive(value: str, what: tuple[str, str], example: str) -> float:
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def _positive(text: str, what: tuple[str, str], example: str, value: str | None = None) -> float:
+    """The number in ``text``; ``value``: what was written, unit and all."""
     try:
-        number = float(value)
+        number = float(text)
     except ValueError:
         number = math.nan
     if not (math.isfinite(number) and number > 0):
-        raise UsageError(f"{what[0]} {value!r} is not {what[1]}", f"for example {example}")
+        written = text if value is None else value
+        raise UsageError(f"{what[0]} {written!r} is not {what[1]}", f"for example {example}")
     return number
 
 
+def _time(value: str, name: str, example: str) -> float:
+    """Seconds, or a time with its unit, as the daemon's configuration has it too."""
+    text = value.strip()
+    unit = _UNITS.get(text[-1:], 0)
+    what = (name, "a time such as 30, 30s, 15m or 1h")
+    return _positive(text[:-1] if unit else text, what, example, value) * (unit or 1)
+
+
 def _duration(context: click.Context, option: click.Parameter, value: str | None) -> float | None:
-    what = ("--duration", "a positive number of seconds")
-    return None if value is None else _positive(value, what, "-d 10")
+    return None if value is None else _time(value, "--duration", "-d 10")
 
 
 def _ops(context: click.Context, option: click.Parameter, value: str) -> str:
@@ -198,8 +210,8 @@ def _loader(context: click.Context, option: click.Parameter, value: str) -> str:
     "-d",
     "--duration",
     callback=_duration,
-    metavar="S",
-    help="Stop after S seconds; without it, at Ctrl-C or when the process ends.",
+    metavar="TIME",
+    help="Stop after 30 (seconds), 15m, 1h; without it, at Ctrl-C or when the process ends.",
 )
 @click.option(
     "--ops",

@@ -16,7 +16,7 @@ import click
 
 from ..errors import ProfinferError, TargetEnded, TargetError, UsageError
 from ..waking import Wakeup
-from .attach import POLL_SECONDS, _budget, _duration, _give_way, _loader, _ops, _pid, _positive
+from .attach import POLL_SECONDS, _budget, _duration, _give_way, _loader, _ops, _pid, _positive, _time
 from .output import btf_file, invoking_user, say
 from .signals import Interrupted, Stop
 
@@ -71,7 +71,7 @@ def _size(context: click.Context, option: click.Parameter, value: str | None) ->
 def _last(context: click.Context, option: click.Parameter, value: str | None) -> float | None:
     if value is None:
         return None
-    seconds = _positive(value.strip().removesuffix("s"), ("--last", "a number of seconds"), "--last 30s")
+    seconds = _time(value, "--last", "--last 30s")
     if seconds > 3600:
         raise UsageError(f"--last {value!r} is more than an hour", "record without it")
     return seconds
@@ -85,7 +85,9 @@ def _optional_pid(context: click.Context, option: click.Parameter, value: str | 
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- CMD [ARG]…]")
 @click.option("-p", "--pid", callback=_optional_pid, metavar="N", help="The process to record.")
 @click.option("-o", "output", metavar="FILE", help="Where to; without it, named after program and time.")
-@click.option("-d", "--duration", callback=_duration, metavar="S", help="Stop after S seconds.")
+@click.option(
+    "-d", "--duration", callback=_duration, metavar="TIME", help="Stop after 30 (seconds), 15m, 1h."
+)
 @click.option("--max-size", callback=_size, metavar="SIZE", help="Stop before the file is larger (500M, 2G).")
 @click.option(
     "--last", callback=_last, metavar="S",

@@ -19,10 +19,12 @@ from ..model.trace import Child, Clock, GraphInfo
 from .facts import Facts
 from .writer import RecordingWriter
 
-FIRST_FLUSH_S, LAST_FLUSH_S = 1.0, 10.0
-GROWTH = 0.02
+FIRST_FLUSH_S, LAST_FLUSH_S = 2.0, 10.0
+GROWTH = 0.1
 """A flush comes after this share of the time recorded so far, within the two limits: a crash costs
-little of a short recording, and a long one does not become a heap of small pieces."""
+little of a short recording, and a long one does not become a heap of small pieces. Each takes some
+7 ms of a core (the snapshot, the sums, the transaction), and where every core is the target's, it
+is the target that waits: one a second was half of what recording cost beyond its probes."""
 MAX_HELD_OPS = 1 << 18
 MAX_HELD_BYTES = 32 << 20
 """Other records held until the next flush."""

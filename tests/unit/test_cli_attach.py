@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import click
 import pytest
 
 from profinferd.agent.cli import main
@@ -156,7 +157,7 @@ def test_errors_of_opening(
         ["attach", "-p", "1", "--btf-path", __file__],
         ["attach", "-p", "١"],
         ["attach", "-p", "9" * 5000],
-        ["attach", "-p", "1", "-d", "10s"],
+        ["attach", "-p", "1", "-d", "10x"],
         ["attach", "-p", "1", "--budget", "0"],
         ["attach", "-p", "1", "--budget", "101%"],
         ["attach", "-p", "1", "--budget", "nan"],
@@ -189,8 +190,12 @@ def test_usage_errors(arguments: list[str], capsys: pytest.CaptureFixture[str]) 
             ["attach", "-p", "1", "--budget", "5"],
             "--budget '5' is not a share between 0 and 100 %: for example --budget 5%",
         ),
-        (["attach", "-p", "1", "-d", "10s"],
-         "--duration '10s' is not a positive number of seconds: for example -d 10"),
+        (["attach", "-p", "1", "-d", "10x"],
+         "--duration '10x' is not a time such as 30, 30s, 15m or 1h: for example -d 10"),
+        (["record", "-p", "1", "-d", "0m"],
+         "--duration '0m' is not a time such as 30, 30s, 15m or 1h: for example -d 10"),
+        (["record", "-p", "1", "--last", "s"],
+         "--last 's' is not a time such as 30, 30s, 15m or 1h: for example --last 30s"),
         (["atach"], "No such command 'atach'. Did you mean 'attach'? See 'profinferd --help'"),
     ],
 )  # fmt: skip
@@ -311,3 +316,12 @@ def test_a_scrape_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> Non
     """While it attaches, and when the target is gone, nobody makes one."""
     monkeypatch.setattr(LISTEN, "PATIENCE_SECONDS", 0.05)
     assert Published()() == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("10", 10), (" 0.5 ", 0.5), ("30s", 30), ("1.5m", 90), ("2h", 7200), ("1d", 86400)]
+)
+def test_a_duration_may_have_its_unit(text: str, seconds: float) -> None:
+    """As it is written in the daemon's configuration, and as ``--last`` always had it."""
+    option = next(one for one in ATTACH.attach.params if one.name == "duration")
+    assert option.process_value(click.Context(ATTACH.attach), text) == seconds
