@@ -26,6 +26,8 @@ MAX_CONNECTIONS = 64
 MAX_HEAD_BYTES = 8192
 DEADLINE_SECONDS = 5.0
 _PIECE = 1 << 16
+_LAST_PIECES = 16
+"""Of what a client still sends once it was answered; whoever sends without end gets a reset."""
 PLAIN = "text/plain; charset=utf-8"
 
 
@@ -221,8 +223,9 @@ class HttpServer:
             if not isinstance(connection.sock, ssl.SSLSocket):
                 connection.sock.shutdown(socket.SHUT_WR)
                 with contextlib.suppress(BlockingIOError):
-                    while connection.sock.recv(_PIECE):
-                        pass
+                    for _ in range(_LAST_PIECES):
+                        if not connection.sock.recv(_PIECE):
+                            break
         self._drop(connection)
 
     def _read(self, connection: _Connection) -> None:

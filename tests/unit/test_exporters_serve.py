@@ -150,6 +150,34 @@ def test_a_reader_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     server.close()
 
 
+def test_who_goes_on_sending_is_not_listened_to_for_ever(server: MetricsServer) -> None:
+    """The answer is sent; of what comes after the request a little is read, however fast it comes."""
+
+    class Endless:
+        """A client whose bytes are always there already."""
+
+        asked = 0
+        sent = b""
+
+        def recv(self, size: int) -> bytes:
+            self.asked += 1
+            assert self.asked < 100
+            return b"GET / HTTP/1.1\r\n\r\n" if self.asked == 1 else b"x" * size
+
+        def send(self, data: memoryview) -> int:
+            self.sent += bytes(data)
+            return len(data)
+
+        def shutdown(self, how: int) -> None: ...
+        def close(self) -> None: ...
+
+    client = Endless()
+    connection = httpd._Connection(client, time.monotonic() + 60, secure=False)  # type: ignore[arg-type]
+    server._connections[id(connection)] = connection
+    server._serve(connection)
+    assert client.sent.startswith(b"HTTP/1.1 200 ") and client.asked < 100
+
+
 def test_a_defect_is_said_and_survived(server: MetricsServer, log: Log) -> None:
     """The scrape that failed ends; the person reads one line; the next scrape works."""
     with pytest.raises(http.client.RemoteDisconnected):
