@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -35,6 +36,8 @@ MAP_FULL, RECURSION = "map_full", "recursion_misses"
 LEVELS = ("nothing", "token", "graph", "op")
 TOP_LEVEL = LEVELS[-1]
 SHED = "shed"
+MAX_OVER = 4096
+"""Label sets of a scheme, and targets, of which it is known that they are summed under "other"."""
 MAX_TARGETS = 10
 """Targets that are told apart; the figures of more are summed under "other"."""
 SMALL_EACH = 100
@@ -106,13 +109,19 @@ class _Rows:
     """The samples of one label scheme: values per label set, summed where names fall together.
 
     ``shown`` is the memory of the collector: label sets that were admitted, with the samples that
-    they take.
+    they take; ``over``: those that found no place. These have none later either: what they gave to
+    "other" cannot be taken away from it, for a counter never falls.
     """
 
     def __init__(
-        self, shown: dict[Labels, int], limit: int, fold: Callable[[Labels], Labels], room: _Room | None
+        self,
+        shown: dict[Labels, int],
+        over: dict[Labels, None],
+        limit: int,
+        fold: Callable[[Labels], Labels],
+        room: _Room | None,
     ) -> None:
-        self._shown = shown
+        self._shown, self._over = shown, over
         self._limit = limit
         self._fold = fold
         self._room = room
@@ -127,10 +136,13 @@ class _Rows:
         if real is not None and real != labels[0]:
             self.dropped.add((real, *labels[1:]))
         if labels not in self._shown:
-            if len(self._shown) < self._limit and (self._room is None or self._room.take(len(values))):
+            room = labels not in self._over and len(self._shown) < self._limit
+            if room and (self._room is None or self._room.take(len(values))):
                 self._shown[labels] = len(values) if self._room is not None else 0
             else:
                 self.dropped.add(labels)
+                if len(self._over) < MAX_OVER:
+                    self._over[labels] = None
                 labels = self._fold(labels)
         clear = [_usable(value) for value in values]
         before = self.values.get(labels)
@@ -156,14 +168,17 @@ class SnapshotCollector(Collector):
     def __init__(self, provider: Provider, version: str, own: Own = tuple) -> None:
         self._provider, self._version, self._own = provider, version, own
         self._shown: dict[str, dict[Labels, int]] = {}
+        self._over: dict[str, dict[Labels, None]] = {}
         self._named: dict[str, None] = {}
+        self._unnamed: OrderedDict[str, None] = OrderedDict()  # targets that are in "other"
         self._room = _Room(_SMALL)
         self._ended: dict[str, dict[_Key, float]] = {}
         self._dropped = 0
 
     def collect(self) -> Iterator[Family]:
         """All families that have a sample, and ``dropped_series_total`` and ``build_info`` always."""
-        families, dropped = self._families(self._provider())
+        # Whoever has figures is named before those that merely say why they have none.
+        families, dropped = self._families(sorted(self._provider(), key=lambda one: one.snapshot is None))
         for family in families:
             self._with_ended(family)
         there = {family.name for family in families}
@@ -192,9 +207,14 @@ class SnapshotCollector(Collector):
         return families, len(ops.dropped) * len(names) + self._small_dropped
 
     def _place(self, target: str) -> str:
-        """The label that a target is shown under: its own, or "other"."""
-        if target not in self._named:
-            if len(self._named) >= MAX_TARGETS:
+        """The label that a target is shown under: its own, or "other". One that is called so is summed
+        there, too: the name has a meaning already."""
+        if target not in self._named and target != OTHER:
+            if len(self._named) >= MAX_TARGETS or target in self._unnamed:
+                self._unnamed[target] = None
+                self._unnamed.move_to_end(target)
+                while len(self._unnamed) > MAX_OVER:
+                    self._unnamed.popitem(last=False)
                 return OTHER
             self._named[target] = None
         return target
@@ -215,10 +235,16 @@ class SnapshotCollector(Collector):
 
     def forget(self, target: str) -> None:
         """A target is gone for long: its series end, and others may take their places."""
+        if target == OTHER:
+            return  # what is summed there is not one target's
         self._named.pop(target, None)
+        self._unnamed.pop(target, None)
         for shown in self._shown.values():
             for labels in [one for one in shown if one[0] == target]:
                 self._room.give_back(shown.pop(labels))
+        for over in self._over.values():
+            for labels in [one for one in over if one[0] == target]:
+                del over[labels]
         for sums in self._ended.values():
             for key in [one for one in sums if ("target", target) in one[1]]:
                 del sums[key]
@@ -365,7 +391,8 @@ class SnapshotCollector(Collector):
 
     def _rows(self, scheme: str, limit: int, fold: Callable[[Labels], Labels]) -> _Rows:
         room = None if scheme == "op" else self._room
-        return _Rows(self._shown.setdefault(scheme, {}), max(0, limit), fold, room)
+        shown, over = self._shown.setdefault(scheme, {}), self._over.setdefault(scheme, {})
+        return _Rows(shown, over, max(0, limit), fold, room)
 
 
 class _Histogram:

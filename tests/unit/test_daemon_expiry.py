@@ -174,3 +174,36 @@ def test_of_very_many_the_oldest_goes_early(bench: Bench) -> None:
         bench.manager.ends(last(f"engine{number}", number))
     assert len(bench.serving._gone) == MAX_GONE
     assert "engine10" not in bench.serving._gone and "engine11" in bench.serving._gone
+
+
+def test_other_never_falls_while_its_processes_live(bench: Bench) -> None:
+    """A place that becomes free is for who comes next: what is in "other" cannot be taken out of it."""
+    bench.manager.seen = tuple(process(f"t{number}", number) for number in range(13))
+    named = {f"t{number}": PROMPT for number in range(10)}
+    assert bench.values() == {**named, "other": 3 * PROMPT}
+    bench.manager.ends(last("t0", 0))
+    bench.now += QUARTER + 1
+    del named["t0"]
+    assert bench.values() == {**named, "other": 3 * PROMPT}
+    bench.manager.seen += (process("new", 20),)
+    assert bench.values() == {**named, "new": PROMPT, "other": 3 * PROMPT}
+    bench.manager.ends(last("t12", 12))
+    bench.now += QUARTER + 1
+    assert bench.values()["other"] == 3 * PROMPT
+
+
+def test_a_target_that_is_called_other(bench: Bench) -> None:
+    """Its end is not the end of what others gave to the series of that name."""
+    bench.manager.seen = tuple(process(f"t{number}", number) for number in range(11))
+    bench.manager.seen += (process("other", 50),)
+    assert bench.values()["other"] == 2 * PROMPT
+    bench.manager.ends(last("t10", 10))
+    bench.manager.ends(last("other", 50))
+    bench.now += QUARTER + 1
+    assert bench.values()["other"] == 2 * PROMPT
+
+
+def test_who_cannot_be_profiled_takes_no_name_from_who_is(bench: Bench) -> None:
+    bench.manager.seen = tuple(Seen(None, "no_symbols", f"bare{number}", number) for number in range(12))
+    bench.manager.seen += (process("engine", 50),)
+    assert bench.values() == {"engine": PROMPT}

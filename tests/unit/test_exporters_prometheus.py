@@ -261,6 +261,20 @@ def test_no_counter_ever_falls() -> None:
         before = now
 
 
+def test_what_was_folded_once_stays_so() -> None:
+    """Another target comes, and with it room for more label sets: "other" keeps what it has."""
+    scrape = Scraper(many(60))
+    before = scrape.values("calls_total")
+    assert [key for key in before if key[2] == "other"]
+    second = snapshots.busy()
+    about = dataclasses.replace(second.target, exe="/usr/bin/second")
+    scrape.seen = [many(60), dataclasses.replace(second, target=about)]
+    for _ in range(2):
+        now = scrape.values("calls_total")
+        assert all(now[key] >= value for key, value in before.items())
+        assert any(key[0].startswith("second") for key in now)
+
+
 def test_names_that_fall_together_are_summed() -> None:
     """Two roles that differ in unprintable characters only would be one series twice."""
     ops = (snapshots.op(role="a\x01b", seconds=1.0), snapshots.op(role="a\x02b", seconds=2.0))
