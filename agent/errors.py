@@ -60,3 +60,8 @@ class TargetEnded(ProfinferError):
     """The target ended before anything was seen."""
 
     exit_code = ExitCode.ENDED
+
+
+def defect(error: Exception) -> ProfinferError:
+    """What is no expected failure, as one of ours."""
+    return ProfinferError(f"internal error: {type(error).__name__}: {error}")

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..errors import MachineError, ProfinferError, TargetEnded
+from ..errors import MachineError, ProfinferError, TargetEnded, defect
 from ..pace import Pace
 from ..target.process import Process, alive
 from .config import Config
@@ -171,6 +171,8 @@ class Manager:
             self._admit(one, now_s)
         for pid in changed:
             self._look_again(pid)
+        for what in self._scout.defects():
+            self._log.error("looking into processes failed", reason=what)
         if self._shared is not None:
             self._drain(self._shared, now_s)
         if self._prices_came:
@@ -181,6 +183,7 @@ class Manager:
                 self._trim_at = now_s + TRIM_S if watching else math.inf
                 trim()
             self._reap()
+            self._call_waiting()
             if self._shared is not None:
                 self._tidy(self._shared, now_s)
                 self._tend_causes(self._shared, now_s)
@@ -226,7 +229,7 @@ class Manager:
         try:
             action()
         except Exception as error:  # noqa: BLE001
-            why = error.what if isinstance(error, ProfinferError) else _defect(error).what
+            why = error.what if isinstance(error, ProfinferError) else defect(error).what
             shared.fail_causes(why)
             self._log.warning("scheduler and page faults are watched no more", reason=why)
 
@@ -252,9 +255,9 @@ class Manager:
         except OSError as error:
             if error.errno in SHORTAGES:
                 raise
-            self._fail(target, _defect(error))
+            self._fail(target, defect(error))
         except Exception as error:  # noqa: BLE001 - a defect that one target meets must not end the others
-            self._fail(target, _defect(error))
+            self._fail(target, defect(error))
         return False
 
     def _poll(self, target: Target) -> None:
@@ -409,7 +412,7 @@ class Manager:
             except OSError as error:
                 self._failed(target, MachineError(f"it could not be attached to: {error.strerror}"), now_s)
             except Exception as error:  # noqa: BLE001 - a defect that one target meets must not end the others
-                self._failed(target, _defect(error), now_s)
+                self._failed(target, defect(error), now_s)
         if target.state == WATCHED:
             self.found += 1
             self._retries.succeeded(target.key)
@@ -583,6 +586,14 @@ class Manager:
             if not alive(target.process):
                 self._end(target)
 
+    def _call_waiting(self) -> None:
+        """Where there is room again, whoever has waited longest is next."""
+        waiting = [t.process.pid for t in self._targets.values() if t.state == WAITING]
+        if waiting:
+            watched = sum(t.state == WATCHED for t in self._targets.values())
+            for pid in waiting[: max(0, self._config.targets.max - watched)]:
+                self._scout.look_at(pid)
+
     def _end(self, target: Target) -> None:
         """The process is gone: what is left in the rings is its, then its sums are the label's."""
         watched = target.attachment is not None
@@ -624,7 +635,7 @@ class Manager:
                 attachment.close()
             target.snapshot = attachment.snapshot()
         except Exception as error:  # noqa: BLE001 - it is gone either way; the others go on
-            why = error.what if isinstance(error, ProfinferError) else str(_defect(error))
+            why = error.what if isinstance(error, ProfinferError) else str(defect(error))
             self._log.warning("the last figures of a target are lost", target=target.label, reason=why)
         target.programs = None
         target.tokens_per_second = None
@@ -739,10 +750,6 @@ def _room_for(descriptors: int) -> None:
     why = lacking(descriptors, 0)
     if why is not None:
         raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)} ({why})")
-
-
-def _defect(error: Exception) -> ProfinferError:
-    return ProfinferError(f"internal error: {type(error).__name__}: {error}")
 
 
 def _may_look() -> bool:

@@ -17,7 +17,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..errors import MachineError, ProfinferError, TargetEnded
+from ..errors import MachineError, ProfinferError, TargetEnded, defect
 from ..kernel.mmapwatch import MmapWatch
 from ..target.catalogue import load_catalogue
 from ..target.cgroup import Membership, membership
@@ -93,6 +93,7 @@ class Scout:
         self._again: dict[int, float] = {}  # could not be looked at just now: when to try again
         self._lost = 0
         self.scans = self.looks = self.dropped = 0
+        self._defects: deque[str] = deque(maxlen=16)
 
     def start(self, now_s: float) -> None:
         """Announcements are listened to first, so that nothing falls between them and the first scan."""
@@ -147,6 +148,13 @@ class Scout:
             self._results.clear()
             self._changed.clear()
         return found, changed
+
+    def defects(self) -> list[str]:
+        """What went wrong since this was last asked, and ended one look."""
+        found = []
+        while self._defects:
+            found.append(self._defects.popleft())
+        return found
 
     def descriptors(self) -> list[int]:
         """They become readable when the kernel has announced something."""
@@ -206,7 +214,7 @@ class Scout:
                 if self._stop:
                     return
                 pids = [self._queue.popitem(last=False)[0] for _ in range(min(BATCH, len(self._queue)))]
-            self._look(pids)
+            self._look_safely(pids)
 
     def _run_scans(self) -> None:
         """Everybody; takes many seconds the first time, and holds up nobody who is announced."""
@@ -217,9 +225,15 @@ class Scout:
                 if self._stop:
                     return
                 every, self._scan_wanted, self._scan_all = self._scan_all, False, False
-            pids = self._candidates(every)
+            try:
+                pids = self._candidates(every)
+            except OSError:  # no descriptor, no memory just now
+                with self._condition:
+                    self._scan_wanted, self._scan_all = True, self._scan_all or every
+                    self._condition.wait(AGAIN_S)
+                continue
             while pids and not self._stop:
-                self._look(pids[:BATCH])
+                self._look_safely(pids[:BATCH])
                 pids = pids[BATCH:]
             self.scans += 1
             trim()  # the next scan may be hours away
@@ -231,7 +245,7 @@ class Scout:
         alive = {int(name) for name in os.listdir("/proc") if name.isdigit()}
         for pid in list(self._looked):
             if pid not in alive:
-                del self._looked[pid]
+                self._looked.pop(pid, None)  # the other thread may have been quicker
         for pid in alive:
             if pid == ours or (pid in self._looked and not every):
                 continue
@@ -243,6 +257,16 @@ class Scout:
             if pages:  # kernel threads have none
                 found.append((-pages, pid))
         return [pid for _, pid in sorted(found)]
+
+    def _look_safely(self, pids: list[int]) -> None:
+        """A defect that some process brings to light must not end the search for all others."""
+        try:
+            self._look(pids)
+        except Exception as error:  # noqa: BLE001 - it is said
+            for pid in pids:
+                self._looked.pop(pid, None)
+            self._defects.append(defect(error).what)
+            self._wake()
 
     def _look(self, pids: list[int]) -> None:
         mapped: dict[int, list[MappedFile]] = {}
@@ -258,6 +282,9 @@ class Scout:
                 self.refused = error
             except ProfinferError:
                 self._looked.pop(pid, None)  # it ended
+            except OSError:  # no descriptor, no memory just now
+                self._looked.pop(pid, None)
+                self.look_later(pid, 0.0)
         missing: dict[FileId, tuple[MappedFile, str]] = {}
         for pid, files in mapped.items():
             for file in self.cache.unknown(files):
@@ -306,6 +333,8 @@ class Scout:
         except OSError:
             self.look_later(pid, 0.0)
             return
+        except Exception as caught:  # noqa: BLE001 - a defect that one process meets is that one's
+            error = defect(caught)
         with self._condition:
             self._results.append(Found(process, info, error, member, uid, looked_s, used_s))
         self._wake()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -66,6 +67,26 @@ def test_few_descriptors(program: Path, tmp_path: Path, limit: int) -> None:
             assert daemon.get("/healthz") == "ok\n"
             assert daemon.sample("profinfer_daemon_open_files") <= 64
         assert daemon.stop() == 0
+
+
+def test_who_waits_is_watched_when_there_is_room(program: Path, tmp_path: Path) -> None:
+    """targets.max: the second one waits, says so, and is watched once the first has ended."""
+    with Daemon(tmp_path, f"{NAME}*", targets={"max": 1}, discovery={"scan_every": "1d"}) as daemon:
+        daemon.scanned()
+        with Engine(program) as first, Engine(program) as second:
+            daemon.wait_for(first.pid, lambda t: t["state"] in ("watched", "waiting"))
+            daemon.wait_for(second.pid, lambda t: t["state"] in ("watched", "waiting"))
+            stubs = {first.pid: first, second.pid: second}
+            states = {t["pid"]: t["state"] for t in daemon.own(NAME)}
+            assert sorted(states.values()) == ["waiting", "watched"], states
+            (waiting,) = [stubs[pid] for pid, state in states.items() if state == "waiting"]
+            (watched,) = [stubs[pid] for pid, state in states.items() if state == "watched"]
+            assert "targets.max" in daemon.wait_for(waiting.pid, lambda t: True)["reason"]
+            os.kill(watched.pid, signal.SIGKILL)
+            daemon.wait_for(waiting.pid)
+            waiting.order(PREFILL)
+            decode(waiting, 4, 5)
+            daemon.wait_for_tokens(waiting.pid, 4, 5)
 
 
 @pytest.fixture
