@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 MAX_OPS, MAX_TARGETS, MAX_NOTES = 8, 64, 4
+_RANKS = {"watched": 0, "unprofiled": 1, "waiting": 2, "excluded": 3}
 _PAGE = Path(__file__).with_name("livepage.html")
 
 
@@ -46,8 +47,13 @@ def page() -> bytes:
 
 
 def summary(targets: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What the page shows of the targets of the control socket: little, and nothing unbounded."""
-    return [_one(target) for target in targets[:MAX_TARGETS]]
+    """What the page shows of the targets of the control socket: little, and nothing unbounded.
+
+    Where there are too many, those that are watched come before those that are not, and those that
+    should be before those that nobody wants.
+    """
+    ranked = sorted(targets, key=lambda target: _RANKS.get(str(target.get("state")), len(_RANKS)))
+    return [_one(target) for target in ranked[:MAX_TARGETS]]
 
 
 def _one(target: Mapping[str, Any]) -> dict[str, Any]:

@@ -203,16 +203,16 @@ class OtlpExporter:
 
     def send(self) -> bool:
         """Make and send one message now; whether it was taken."""
-        data = convert(
-            self._families(),
-            self._resource,
-            self._version,
-            self._start_ns,
-            max(time.time_ns(), self._start_ns),
-        )
         try:
+            data = convert(
+                self._families(),
+                self._resource,
+                self._version,
+                self._start_ns,
+                max(time.time_ns(), self._start_ns),
+            )
             taken = self._exporter.export(data) is MetricExportResult.SUCCESS
-        except Exception as error:  # noqa: BLE001 - of the library or of what it calls: it must not end the thread
+        except Exception as error:  # noqa: BLE001 - of the library, or ours: it must not end the thread
             self._say(f"sending to {self._endpoint} failed: {type(error).__name__}")
             taken = False
         self.sent += taken

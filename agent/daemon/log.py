@@ -106,7 +106,10 @@ class Log:
         there = {key: value for key, value in values.items() if value is not None}
         if self.form == "json":
             when = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-            return json.dumps({"time": when, "level": level, "message": message, **there}, ensure_ascii=True)
+            line: dict[str, Value] = {"time": when, "level": level, "message": message}
+            # Whoever filters lines by these three must not be misled by what a line is about.
+            line |= {key if key not in line else f"{key}_": value for key, value in there.items()}
+            return json.dumps(line, ensure_ascii=True)
         text = _plain(message) + "".join(f" {key}={_shown(value)}" for key, value in there.items())
         if self.form == "auto" and os.environ.get("JOURNAL_STREAM"):
             return f"<{LEVELS[level]}>{text}"

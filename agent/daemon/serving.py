@@ -120,10 +120,12 @@ class Serving:
             return self._exporter.families()
 
     def _live(self, published: Published) -> Response:
+        shown = summary(published.targets)
         data: dict[str, Any] = {
             "version": version(),
             "health": self._manager.health(),
-            "targets": summary(list(published.targets)),
+            "targets": shown,
+            "not_shown": len(published.targets) - len(shown),
         }
         body = json.dumps(data, ensure_ascii=True, allow_nan=False).encode()
         return Response(HTTPStatus.OK, JSON, body, SECURITY_HEADERS)

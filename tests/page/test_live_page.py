@@ -135,3 +135,10 @@ def test_an_injected_script_does_not_run(
         )
         assert not tab.js("window.owned")
         assert any("Content Security Policy" in line for line in tab.errors())
+
+
+def test_who_is_watched_is_shown_however_many_are_not() -> None:
+    """Excluded processes that were found first take no places from those that are watched."""
+    many = [target(f"no{n}", n, state="excluded", report=None) for n in range(100)]
+    shown = summary([*many, target("bare", 200, state="unprofiled", report=None), target("engine", 300)])
+    assert [one["target"] for one in shown[:3]] == ["engine", "bare", "no0"] and len(shown) == 64

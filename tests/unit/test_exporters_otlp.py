@@ -18,6 +18,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
     ExportMetricsServiceResponse,
 )
+from prometheus_client.metrics_core import Metric as Family
 
 from profinferd.agent.model.latency import BUCKETS
 from profinferd.exporters.otlp import OPERATION, PROVIDER, OtlpExporter, otlp_name, otlp_unit
@@ -246,3 +247,21 @@ def test_a_target_without_snapshot_has_its_state(receiver: Receiver) -> None:
     (point,) = receiver.metrics()["profinfer.target_state"].gauge.data_points
     assert attributes(point)["reason"] == "no symbols"
     assert point.as_double == 0
+
+
+def test_figures_that_cannot_be_made_do_not_end_it(receiver: Receiver) -> None:
+    """It is said once, and the next message is as if nothing had been."""
+    said: list[str] = []
+    collector = SnapshotCollector(lambda: (Seen(snapshots.sampled(), "ok"),), "1.2.3")
+    good = False
+
+    def families() -> list[Family]:
+        if not good:
+            raise ZeroDivisionError
+        return list(collector.collect())
+
+    with contextlib.closing(OtlpExporter(receiver.url, families, "1.2.3", say=said.append)) as one:
+        assert not one.send() and not receiver.requests
+        assert any("ZeroDivisionError" in line for line in said)
+        good = True
+        assert one.send() and receiver.requests
