@@ -9,7 +9,7 @@ import click
 
 from ...exporters.text import clean
 from ..errors import ExitCode, UsageError
-from .output import PrivateFile, say, write_data
+from .output import PrivateFile, refuse_input, say, write_data
 
 _LIMIT = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(%?)")
 
@@ -52,6 +52,8 @@ def diff(
     from ..model.diff import compare
     from ..recording.reader import Recording
 
+    if output is not None:
+        refuse_input(output, [a, b])
     file = None if output is None else PrivateFile(output)
     try:
         with Recording.open(a) as first, Recording.open(b) as second:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -13,7 +14,7 @@ from ...exporters import Choice
 from ...exporters.formats import FORMATS, Format
 from ...exporters.text import clean
 from ..errors import MachineError, UsageError
-from .output import PrivateFile, invoking_user, say, write_data
+from .output import PrivateFile, invoking_user, refuse_input, say, write_data
 
 _BINARY = frozenset({"perfetto", "chakra"})
 
@@ -61,6 +62,8 @@ def export(
         raise UsageError(f"--format {format_} is not for a terminal", f"write it with -o NAME{chosen.suffix}")
     if begin is not None and end is not None and end <= begin:
         raise UsageError("--to is not after --from", "give the end of the stretch that you want")
+    if output is not None:
+        refuse_input(output, [file])
     with Recording.open(file) as recording:
         trace = recording.trace
         first = trace.facts.begin_ns
@@ -87,35 +90,51 @@ def _write(
             for piece in pieces:
                 write_data(piece)
         return 0, 1
-    size = count = 0
     if chosen.suffix:
         target = PrivateFile(output)
         try:
-            for _, pieces in files:
-                size += target.write_pieces(pieces)
+            size = sum(target.write_pieces(pieces) for _, pieces in files)
         finally:
             target.close()
         return size, 1
-    for path, pieces in files:
-        where = os.path.join(output, path)
-        _folders(output, os.path.dirname(where))
-        target = PrivateFile(where)
+    return _write_folder(files, output)
+
+
+def _write_folder(files: Iterator[tuple[str, Iterable[bytes]]], output: str) -> tuple[int, int]:
+    """The same for many files: each gets its name only when all of them are whole. A table that is
+    missing among others of one recording would look like one that is empty."""
+    size = 0
+    made: list[str] = []
+    with contextlib.ExitStack() as stack:
+        targets: list[PrivateFile] = []
         try:
-            size += target.write_pieces(pieces)
-        finally:
-            target.close()
-        count += 1
-    return size, count
+            for path, pieces in files:
+                where = os.path.join(output, path)
+                _folders(output, os.path.dirname(where), made)
+                targets.append(PrivateFile(where))
+                stack.callback(targets[-1].close)
+                size += targets[-1].stage(pieces)
+            for target in targets:
+                target.commit()
+        except BaseException:
+            stack.close()
+            for folder in reversed(made):
+                with contextlib.suppress(OSError):  # there is something in it
+                    os.rmdir(folder)
+            raise
+    return size, len(targets)
 
 
-def _folders(top: str, folder: str) -> None:
-    """Makes ``folder`` and what is missing above it down from ``top``, for the invoking user alone."""
+def _folders(top: str, folder: str, made: list[str]) -> None:
+    """Makes ``folder`` and what is missing above it down from ``top``, for the invoking user alone;
+    ``made`` gets what was."""
     if os.path.isdir(folder):
         return
     if folder != top and folder != os.path.dirname(folder):
-        _folders(top, os.path.dirname(folder) or ".")
+        _folders(top, os.path.dirname(folder) or ".", made)
     try:
         os.mkdir(folder, 0o700)
+        made.append(folder)
         if (user := invoking_user()) is not None:
             os.chown(folder, *user, follow_symlinks=False)
     except OSError as error:

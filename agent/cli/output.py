@@ -87,6 +87,16 @@ def _no_file(path: str) -> Callable[[bytes], None] | None:
     return (lambda data: None) if is_null else None
 
 
+def refuse_input(path: str, inputs: Iterable[str], option: str = "-o") -> None:
+    """UsageError where writing ``path`` would replace one of ``inputs``, by whatever name."""
+    for one in inputs:
+        with contextlib.suppress(OSError, ValueError):
+            if os.path.samefile(path, one):
+                raise UsageError(
+                    f"{option} {clean(path)!r} is the recording that is to be read", "choose another name"
+                )
+
+
 class PrivateFile:
     """A file to be written once, at the end: mode 0600, owned by the invoking user.
 
@@ -104,6 +114,7 @@ class PrivateFile:
         self.path = path
         self._option = option
         self._folder: int | None = None
+        self._staged: str | None = None
         self._instead = _no_file(path)
         if self._instead is not None:
             return
@@ -150,6 +161,12 @@ class PrivateFile:
     def write_pieces(self, pieces: Iterable[bytes]) -> int:
         """Writes all of ``pieces`` and returns how many bytes, or leaves what was there. Raises
         MachineError, and whatever making the pieces raises."""
+        size = self.stage(pieces)
+        self.commit()
+        return size
+
+    def stage(self, pieces: Iterable[bytes]) -> int:
+        """Like write_pieces, but beside the file until :meth:`commit`."""
         if self._instead is not None:
             size = 0
             for piece in pieces:
@@ -159,21 +176,38 @@ class PrivateFile:
         temporary = f".{self._name[:200]}.{os.urandom(6).hex()}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            self._check()  # it may have become a link meanwhile; rename would replace it
             fd = os.open(temporary, flags, 0o600, dir_fd=self._folder)
-            try:
-                size = self._fill(fd, pieces)
-                os.rename(temporary, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
-            except BaseException:
-                os.unlink(temporary, dir_fd=self._folder)
-                raise
+            self._staged = temporary
+            return self._fill(fd, pieces)
         except OSError as error:
-            raise MachineError(
-                f"cannot write {clean(self.path)!r} ({error.strerror})",
-                f"choose another file with {self._option}",
-            ) from error
+            self._discard()
+            raise self._unwritten(error) from error
+        except BaseException:
+            self._discard()
+            raise
 
-        return size
+    def commit(self) -> None:
+        """Puts what was staged in its place. Raises MachineError."""
+        if self._staged is None:
+            return
+        try:
+            self._check()  # it may have become a link meanwhile; rename would replace it
+            os.rename(self._staged, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+            self._staged = None
+        except OSError as error:
+            raise self._unwritten(error) from error
+
+    def _discard(self) -> None:
+        if self._staged is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(self._staged, dir_fd=self._folder)
+            self._staged = None
+
+    def _unwritten(self, error: OSError) -> MachineError:
+        return MachineError(
+            f"cannot write {clean(self.path)!r} ({error.strerror})",
+            f"choose another place with {self._option}",
+        )
 
     def _fill(self, fd: int, pieces: Iterable[bytes]) -> int:
         size = 0
@@ -188,7 +222,8 @@ class PrivateFile:
         return size
 
     def close(self) -> None:
-        """Lets go of the folder."""
+        """Lets go of the folder, and of what was staged and is not in its place."""
+        self._discard()
         if self._folder is not None:
             os.close(self._folder)
 

@@ -11,7 +11,7 @@ import click
 from ...exporters.text import clean
 from ..errors import MachineError
 from ..version import version
-from .output import PrivateFile, say, write_data
+from .output import PrivateFile, refuse_input, say, write_data
 
 
 @click.command()
@@ -35,6 +35,7 @@ def report(file: str, html: str | None, quiet: bool, verbose: bool) -> None:
             text = stdout_report().render(recording.trace)
         write_data(text)
         return
+    refuse_input(html, [file], "--html")
     out = PrivateFile(html, "--html")
     try:
         page = _page(file)

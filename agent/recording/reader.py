@@ -167,7 +167,9 @@ class Recording:
 
     def _rows(self, query: str, values: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
         try:
-            yield from self._db.execute(query, values)
+            # "yield from" would close the cursor for a caller that stops early, maybe after the database.
+            for row in self._db.execute(query, values):  # noqa: UP028
+                yield row
         except BROKEN as error:
             raise codec.damaged(str(error)) from error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import stat
 from pathlib import Path
 
@@ -129,6 +130,55 @@ def test_a_failed_export_leaves_what_was_there(run: Path, tmp_path: Path) -> Non
     out.write_text("before")
     assert main(["export", str(run), "--format", "dot", "--graph", "99", "-o", str(out)]) == 2
     assert out.read_text() == "before" and not list(tmp_path.glob(".g.dot*"))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["report", "{run}", "--html", "{other}"],
+        ["export", "{run}", "--format", "folded", "-o", "{run}"],
+        ["export", "{run}", "--format", "csv", "-o", "{other}"],
+        ["diff", "{copy}", "{run}", "-o", "{other}"],
+    ],
+)
+def test_a_recording_is_not_overwritten_by_what_is_made_of_it(
+    command: list[str], run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other, copy = tmp_path / "other.pfi", tmp_path / "copy.pfi"
+    other.hardlink_to(run)
+    copy.write_bytes(run.read_bytes())
+    before = run.read_bytes()
+    assert main([part.format(run=run, other=other, copy=copy) for part in command]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and "is the recording that is to be read" in err and err.count("\n") == 1
+    assert run.read_bytes() == before and other.samefile(run)
+
+
+@pytest.mark.parametrize("name", ["csv", "parquet"])
+def test_half_a_folder_is_not_left(
+    name: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No room for one of the tables: none of them is there, or all are as they were before."""
+    out = tmp_path / "deep" / "out"
+    command = ["export", str(run), "--format", name, "-o", str(out)]
+
+    def limited() -> int:
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (3000, hard))  # bytes; some tables are smaller
+        try:
+            return main(command)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    out.parent.mkdir()
+    assert limited() == 4
+    assert "File too large" in capsys.readouterr().err
+    assert not list(out.parent.iterdir())
+    assert main(command) == 0
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    assert min(map(len, before.values())) < 3000 < max(map(len, before.values()))
+    assert limited() == 4
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 
 class Opened:

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import os
 import sqlite3
 import stat
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -105,6 +107,22 @@ def test_what_is_read_is_what_was_seen(tmp_path: Path) -> None:
             assert columns is not None and expected is not None
             assert columns.op == expected.op and columns.name == expected.name
             assert columns.fused_bytes.tolist() == expected.fused_bytes.tolist()
+
+
+def test_what_is_not_read_to_its_end_is_let_go_of_quietly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when an export fails: the recording is closed while someone is in the middle of its rows."""
+    path = tmp_path / "run.pfi"
+    path.write_bytes(recorded(2))
+    unraisable: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    with Recording.open(str(path)) as recording:
+        segments = recording.segments(None, None, ops=True)
+        next(segments)
+    del segments
+    gc.collect()
+    assert unraisable == []
 
 
 def test_several_flushes_are_one_trace(tmp_path: Path) -> None:
