@@ -226,11 +226,16 @@ class ReportExporter:
                     *(text.seconds(one.seconds.get(c)) for c in causes), text.count(one.migrations),
                 )  # fmt: skip
             yield table
+            if any(one.leader for one in threads.threads[:ROWS]):
+                yield Text("* calls the engine; the others compute with it", "dim")
             for taker in threads.takers[:4]:
-                yield Text(
-                    f"{text.clean(taker.comm, 32)} (pid {taker.pid}) took the core"
-                    f" {text.count(taker.preemptions)} times: {text.seconds(taker.seconds)} of waiting"
-                )
+                who = f"{text.clean(taker.comm, 32)} (pid {taker.pid})"
+                if taker.own:
+                    who = "another thread of its own"
+                elif taker.watcher:
+                    who = "profinferd itself"
+                times = "once" if taker.preemptions == 1 else f"{text.count(taker.preemptions)} times"
+                yield Text(f"{who} took the core {times}: {text.seconds(taker.seconds)} of waiting")
         if faults is not None and any(c.count for c in faults.counts):
             yield from heading("Page faults")
             for one in faults.counts:

@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -155,9 +156,17 @@ def record(
 
 
 def _name(pid: int | None, command: tuple[str, ...]) -> str:
-    name = os.path.basename(command[0]) if command else str(pid)
+    name = os.path.basename(command[0]) if command else f"{_program(pid or 0)}{pid}"
     what = "".join(c if c.isalnum() or c in "-_." else "_" for c in name) or "program"
     return f"{what[:64]}-{time.strftime('%Y%m%d-%H%M%S')}.pfi"
+
+
+def _program(pid: int) -> str:
+    """What the process calls itself, and a dash; "" where that cannot be read, which attaching will tell."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip() + "-"
+    except OSError:
+        return ""
 
 
 class _Run:

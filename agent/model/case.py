@@ -91,10 +91,19 @@ class Case:
         return None if not ops or others is None else 1 + round(others / ops)
 
     def stalled(self, *causes: str) -> float:
-        """Seconds that calls lost because some thread did not run, for any of these causes."""
+        """Seconds that calls lost because some thread did not run, for any of these causes.
+
+        Waits are known of more calls than the window counts: of those that failed, and of one that
+        reaches into the window of a flight recorder. Their share of each phase is taken over.
+        """
         if self.snapshot.threads is None:
             return 0.0
-        return sum(p.stalled.get(cause, 0.0) for p in self.snapshot.threads.phases for cause in causes)
+        return sum(
+            sum(waits.stalled.get(cause, 0.0) for cause in causes)
+            * min(self.seconds_of(waits.phase) / waits.seconds, 1.0)
+            for waits in self.snapshot.threads.phases
+            if waits.seconds > 0
+        )
 
     @cached_property
     def disturbed(self) -> bool:

@@ -252,7 +252,7 @@ def _overhead(named: Mapping[str, float]) -> Overhead:
     return Overhead(hits=sum(hits) if hits else None, ns_per_hit=named.get("ns_per_hit"))
 
 
-RATIOS_NULL = "overhead: ratios are null, the cost is estimated and measured where ops are sampled"
+RATIOS_NULL = "overhead: the cost is estimated and measured where ops are sampled only, the ratios are null"
 """A note for sessions that are not sampled."""
 
 
@@ -344,7 +344,7 @@ def _notes(
         *_sampling_notes(work.sampled),
         (
             work.ops.totals,
-            "ops: seconds_stderr is null, every recorded execution is counted and none estimated",
+            "ops: every recorded execution is counted and none estimated, seconds_stderr is null",
         ),
         (
             session.stacks.unpaired,

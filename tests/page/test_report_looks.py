@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import WebDriverWait
 
 from profinferd.exporters import html
 from tests.unit import traces
@@ -40,6 +41,37 @@ def test_the_colours_can_be_chosen(opened: Browser) -> None:
         click(opened, "#theme")
         seen.append(opened.js("document.documentElement.dataset.theme"))
     assert seen == ["light", "dark", "light"]
+
+
+def test_tables_are_as_high_as_their_rows(tab: Browser, tmp_path: Path) -> None:
+    """A table scrolls sideways at most; what is left out of a long one has a button."""
+    b = decoder(1, layers=30)
+    made = traces.of_steps([[Step([0], [0], graph=b, hash=5)], [decode(1, graph=b, hash=5)]])
+    path = tmp_path / "layers.html"
+    path.write_text(html.render(made, "layers.pfi", "test"), encoding="utf-8")
+    layers = "document.querySelectorAll('#memory-layers tbody tr').length"
+    for size in (DESKTOP, PHONE):
+        tab.size(size)
+        tab.open(path)
+        assert tab.js(layers) < 30
+        tab.js("[...document.querySelectorAll('#memory .more')].forEach(b => b.click())")
+        WebDriverWait(tab.driver, 10).until(lambda _: tab.js(layers) == 31)  # and what is in no layer
+        boxes = tab.js("[...document.querySelectorAll('.scroll')].map(e => [e.scrollHeight, e.clientHeight])")
+        assert boxes and all(whole <= shown for whole, shown in boxes)
+    assert tab.errors() == []
+
+
+def test_titles_stand_over_their_numbers(opened: Browser) -> None:
+    opened.size(DESKTOP)
+    edges = opened.js("""[...document.querySelectorAll('th.num')].flatMap(th => {
+      const right = e => { const r = document.createRange(); r.selectNodeContents(e);
+                           return r.getBoundingClientRect().right; };
+      const words = th.querySelector('button')?.firstChild;
+      const cell = th.closest('table').querySelector(`tbody tr td:nth-child(${th.cellIndex + 1})`);
+      return words && cell && cell.textContent ? [[th.textContent, right(words), right(cell)]] : [];
+    })""")
+    assert len(edges) > 10
+    assert [edge for edge in edges if abs(edge[1] - edge[2]) > 2] == []
 
 
 @pytest.mark.parametrize("dark", [False, True])

@@ -278,6 +278,23 @@ def test_a_thief_is_named() -> None:
     assert "stress" in verdict.try_
 
 
+def test_calls_do_not_stand_still_longer_than_they_last() -> None:
+    """A flight recorder's window of 2 s of decoding, into which a call of 6 s reaches that it does not
+    count: of these 8 s waiting took 6, which is three quarters, and 1.5 s of the calls at hand. A
+    prefill of which nothing is counted has no part in it."""
+    reaching = cz.PhaseWaits("decode", 41, 41, 8.0, {"preempted": 6.0}, {}, 5.0)
+    before = cz.PhaseWaits("prefill", 1, 900, 9.0, {"preempted": 9.0}, {}, 9.0)
+    one = plain(
+        tokens=model.Tokens(prefill=0, decode=40, output_rows=40),
+        calls=(model.Call("decode", 0, 40, 2.0),),
+        graphs=(graph(count=40, seconds=2.0),),
+        threads=threads(thread(), takers=(cz.Taker("stress", 77, 9, 15.0),), phases=(reaching, before)),
+    )
+    verdict = judge(one)[0]
+    assert verdict.evidence[1] == "calls stood still for 1.5 s, 75 % of their time"
+    assert verdict.seconds_per_token == pytest.approx(1.5 / 40)
+
+
 def test_a_thread_pinned_to_a_loaded_core_is_said() -> None:
     pinned = threads(
         thread(1), thread(2, cpus=(1,)), takers=(cz.Taker("stress", 77, 120, 0.5),),

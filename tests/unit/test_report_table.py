@@ -8,6 +8,7 @@ import re
 
 import pytest
 
+from profinferd.agent.model.causes import Taker, Thread, Threads
 from profinferd.agent.model.latency import Summary
 from profinferd.agent.model.peaks import Peak, Peaks
 from profinferd.agent.model.snapshot import Latencies
@@ -45,6 +46,21 @@ def test_lost_records_are_said() -> None:
     text = ReportExporter().render(traces.small(lose=[4]))
     assert "1 record was lost (ops 1); their time is in no operator" in text
     assert re.search(r"^ *\d+\.\d%  untimed$", text, re.M)
+
+
+def test_who_took_the_cores() -> None:
+    """A thread of the target itself, and we, are not shown as if they were others."""
+    takers = (Taker("server", 42, 741, 3.5, own=True), Taker("stress", 77, 1, 0.5),
+              Taker("profinferd", 78, 2, 0.1, watcher=True))  # fmt: skip
+    one = Thread(100, True, True, 4.5, 4.0, {"preempted": 4.1}, {"preempted": 744}, 0, 0, 0.001)
+    trace = traces.small()
+    threads = Threads(4.0, (one,), takers, (), (), (), None, 2, 50)
+    trace.snapshot = dataclasses.replace(trace.snapshot, threads=threads)
+    text = ReportExporter(width=110).render(trace)
+    assert "another thread of its own took the core 741 times: 3.50 s of waiting" in text
+    assert "stress (pid 77) took the core once: 500 ms of waiting" in text
+    assert "profinferd itself took the core 2 times: 100 ms of waiting" in text
+    assert "100*" in text and "* calls the engine" in text
 
 
 def test_without_peaks_waste_is_absent_with_its_reason() -> None:

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // What is in memory: weights by type and layer, KV, scratch, mapped against resident.
-import { useMemo } from "preact/hooks";
+import { useMemo, useState } from "preact/hooks";
 import { ABSENT, bytes, count, percent, plural } from "./format";
 import { Value } from "./overview";
 import type { Doc, Memory } from "./types";
 import { type Column, Note, Section, SortTable, Stack } from "./ui";
 
 const TONES = ["--k-matmul", "--k-attention", "--k-norm", "--k-position", "--k-elementwise", "--k-movement", "--k-recurrent", "--k-other"];
+
+const FIRST_LAYERS = 13;
 
 const sums = (rows: Memory["weights"], key: (row: Memory["weights"][number]) => string): [string, number][] => {
   const found = new Map<string, number>();
@@ -91,38 +93,47 @@ const Layers = ({ memory, types }: { memory: Memory; types: string[] }) => {
     }
     return [...found].sort((a, b) => a[0] - b[0]);
   }, [memory]);
+  const [all, setAll] = useState(false);
+  const shown = all ? layers : layers.slice(0, FIRST_LAYERS);
   const most = Math.max(1, ...layers.map(([, row]) => [...row.values()].reduce((a, b) => a + b, 0)));
   return (
-    <div class="scroll" tabIndex={0} role="region" aria-label="Weights by layer" style={{ maxHeight: "360px" }}>
-      <table id="memory-layers">
-        <thead>
-          <tr>
-            <th scope="col">Layer</th>
-            <th scope="col" class="num">Size</th>
-            <th scope="col" style={{ width: "70%" }}>Types</th>
-          </tr>
-        </thead>
-        <tbody>
-          {layers.map(([layer, row]) => {
-            const size = [...row.values()].reduce((a, b) => a + b, 0);
-            return (
-              <tr key={layer}>
-                <td>{layer < 0 ? "outside" : layer}</td>
-                <td class="num">{bytes(size)}</td>
-                <td>
-                  <span style={{ display: "flex", width: `${(100 * size) / most}%`, height: "12px", borderRadius: "3px", overflow: "hidden" }}>
-                    {types.map((name, i) => {
-                      const part = row.get(name) ?? 0;
-                      return part ? <i key={name} title={`${name}: ${bytes(part)}`} style={{ width: `${(100 * part) / size}%`, background: `var(${TONES[i % TONES.length]})` }} /> : null;
-                    })}
-                  </span>
-                </td>
-              </tr>
-            );
-          })}
-        </tbody>
-      </table>
-    </div>
+    <>
+      <div class="scroll" tabIndex={0} role="region" aria-label="Weights by layer">
+        <table id="memory-layers">
+          <thead>
+            <tr>
+              <th scope="col">Layer</th>
+              <th scope="col" class="num">Size</th>
+              <th scope="col" style={{ width: "70%" }}>Types</th>
+            </tr>
+          </thead>
+          <tbody>
+            {shown.map(([layer, row]) => {
+              const size = [...row.values()].reduce((a, b) => a + b, 0);
+              return (
+                <tr key={layer}>
+                  <td>{layer < 0 ? "outside" : layer}</td>
+                  <td class="num">{bytes(size)}</td>
+                  <td>
+                    <span style={{ display: "flex", width: `${(100 * size) / most}%`, height: "12px", borderRadius: "3px", overflow: "hidden" }}>
+                      {types.map((name, i) => {
+                        const part = row.get(name) ?? 0;
+                        return part ? <i key={name} title={`${name}: ${bytes(part)}`} style={{ width: `${(100 * part) / size}%`, background: `var(${TONES[i % TONES.length]})` }} /> : null;
+                      })}
+                    </span>
+                  </td>
+                </tr>
+              );
+            })}
+          </tbody>
+        </table>
+      </div>
+      {layers.length > FIRST_LAYERS ? (
+        <button type="button" class="more" onClick={() => setAll(!all)}>
+          {all ? `Show the first ${FIRST_LAYERS}` : `Show all ${layers.length} rows`}
+        </button>
+      ) : null}
+    </>
   );
 };
 

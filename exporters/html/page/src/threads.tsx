@@ -8,12 +8,14 @@ const TONES = ["--s-preempted", "--k-movement", "--s-throttled", "--s-runnable",
 const PARTS = ["--k-matmul", "--s-blocked", "--k-norm", "--k-attention", "--k-position", "--k-elementwise", "--k-recurrent", "--k-movement", "--k-other"];
 const seconds = (value: number | null): string => time(value === null ? null : value * 1e9);
 
+const titled = (cause: string): string => cause.charAt(0).toUpperCase() + cause.slice(1);
+
 type ThreadRow = Threads["rows"][number];
 
 export const ThreadsPanel = ({ doc }: { doc: Doc }) => {
   const { threads } = doc;
   return (
-    <Section id="threads" title="Threads and page faults" lead="While graphs ran: running, ready without a core, or blocked; and pages that were not there.">
+    <Section id="threads" title="Threads and page faults" lead="While graphs ran: running, ready without a core, or blocked (in brackets how often); and pages that were not there.">
       {threads.rows.length ? <Table threads={threads} /> : <Note>{threads.note ?? "Threads were not watched."}</Note>}
       <div class="grid2" style={{ marginTop: "12px" }}>
         {threads.takers.length ? <Takers threads={threads} /> : null}
@@ -38,7 +40,7 @@ const Table = ({ threads }: { threads: Threads }) => {
     ...used.map(
       ({ cause, i }): Column<ThreadRow> => ({
         id: cause,
-        title: cause,
+        title: titled(cause),
         numeric: true,
         help: `${i < threads.ready ? "ready, not running" : "blocked"}: time and how often`,
         sort: (r) => r.waits[i] ?? 0,
@@ -95,7 +97,7 @@ const Takers = ({ threads }: { threads: Threads }) => (
       limit={8}
       rowKey={(r) => `${r.comm} ${r.pid}`}
       columns={[
-        { id: "comm", title: "Program", sort: (r) => r.comm, cell: (r) => `${r.comm}${r.own ? " (its own thread)" : ""}` },
+        { id: "comm", title: "Program", sort: (r) => r.comm, cell: (r) => `${r.comm}${r.own ? " (its own)" : ""}` },
         { id: "pid", title: "pid", numeric: true, sort: (r) => r.pid, cell: (r) => r.pid },
         { id: "times", title: "Times", numeric: true, sort: (r) => r.times, cell: (r) => count(r.times) },
         { id: "seconds", title: "Waited", numeric: true, sort: (r) => r.seconds, cell: (r) => seconds(r.seconds) },
@@ -119,7 +121,7 @@ const Stalls = ({ threads }: { threads: Threads }) => (
         ...threads.causes
           .map((cause, i) => ({ cause, i }))
           .filter(({ i }) => threads.stalled.some((r) => (r.by[i] ?? 0) > 0))
-          .map(({ cause, i }) => ({ id: cause, title: cause, numeric: true, sort: (r: Threads["stalled"][number]) => r.by[i] ?? 0, cell: (r: Threads["stalled"][number]) => seconds(r.by[i] ?? 0) })),
+          .map(({ cause, i }) => ({ id: cause, title: titled(cause), numeric: true, sort: (r: Threads["stalled"][number]) => r.by[i] ?? 0, cell: (r: Threads["stalled"][number]) => seconds(r.by[i] ?? 0) })),
         { id: "worst", title: "Worst call", numeric: true, sort: (r) => r.worst, cell: (r) => seconds(r.worst) },
       ]}
     />
