@@ -27,7 +27,10 @@ from .target.backendname import backend_name
 from .target.engine_file import CALL
 from .target.facts import FileInfo, HookSite, TargetInfo
 from .target.process import FileId, Mapping, Process, cpu_seconds, read_maps
+from .target.text import printable
 
+MAX_ROUNDS, MAX_ROUNDS_IN_ALL = 3, 64
+"""How often functions that were given by address are looked into: at a time, for one process."""
 GUESSED = "programs: prefill and decode are a guess, from how often two of them run and how long"
 
 
@@ -45,6 +48,7 @@ class CallWatch:
         self._free = free
         self._told: set[int] = set()
         self._followed: set[int] = set()
+        self._rounds = 0
         self._notes: list[str] = []
         self._wide: set[str] = set()
         self._looked: float | None = None
@@ -162,22 +166,34 @@ class CallWatch:
             self._notes.append(text)
 
     def _follow(self, rows: Sequence[tuple[int, CallRow]]) -> None:
-        """Functions that the process was given by address: probe them as what they are called."""
+        """Functions that the process was given by address: probe them as what they are called.
+
+        Several may go by one name: each round has a name once. A round is a child process that we
+        wait for, so there are few at a time, and few in all: whoever has more makes them up.
+        """
         wanted: dict[str, list[dict[str, int]]] = {}
+        planned: set[int] = set()
         for key, row in rows:
             entry = self._book.entries[key]
             for one, value in zip(entry.fields, row.values, strict=False):
                 name = one.function if isinstance(one.function, str) else text_of(row)
-                if one.function and value and name and value not in self._followed:
-                    self._followed.add(value)
-                    # Several functions may go by one name: each round has a name once.
+                if one.function and value and name and value not in self._followed and value not in planned:
                     rounds = wanted.setdefault(row.meaning.engine, [])
                     place = next((some for some in rounds if name not in some), None)
-                    if place is None:
+                    if place is None and len(rounds) < MAX_ROUNDS:
                         rounds.append(place := {})
-                    place[name] = value
+                    if place is not None:
+                        place[name] = value
+                        planned.add(value)
         for engine, rounds in wanted.items():
             for addresses in rounds:
+                self._rounds += 1
+                if self._rounds > MAX_ROUNDS_IN_ALL:
+                    self._note(
+                        "not all functions that it has asked for by name are probed: there are too many"
+                    )
+                    return
+                self._followed |= set(addresses.values())
                 with followed(self.process.pid, self._catalogue.engine(engine), addresses) as files:
                     for file in files:
                         self._attach_followed(engine, file)
@@ -337,7 +353,8 @@ class CallWatch:
             return name
         for mapping in self._maps:
             if mapping.start <= address < mapping.end and mapping.path:
-                return f"{os.path.basename(mapping.path)}+{address - mapping.start + mapping.offset:#x}"
+                name = printable(os.path.basename(mapping.path))
+                return f"{name}+{address - mapping.start + mapping.offset:#x}"
         return f"{address:#x}"
 
     def close(self) -> None:

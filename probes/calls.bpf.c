@@ -824,7 +824,7 @@ static __noinline bool paid_for(const struct call_conf *c, __u32 tgid, __u64 coo
 	struct call_limit *limit = bpf_map_lookup_elem(&limits, &key);
 	struct call_account *a;
 	struct call_family *f;
-	__u64 now, cost;
+	__u64 now, since, cost;
 	__u32 stepped = cookie >> 32 & STEPPED ? 1 : 0;
 	bool open;
 
@@ -851,12 +851,11 @@ static __noinline bool paid_for(const struct call_conf *c, __u32 tgid, __u64 coo
 	__sync_fetch_and_add(&f->spent_ns, cost);
 	if (open) {
 		__sync_fetch_and_add(&f->hits, 1);
-		if (f->closed_at) {
-			now = bpf_ktime_get_ns();
-			if (now > f->closed_at)
-				f->unwatched_ns += now - f->closed_at;
-			f->closed_at = 0;
-		}
+		/* Of several threads that find it open again, one adds the time. */
+		since = f->closed_at ? __sync_lock_test_and_set(&f->closed_at, 0) : 0;
+		now = since ? bpf_ktime_get_ns() : 0;
+		if (now > since)
+			__sync_fetch_and_add(&f->unwatched_ns, now - since);
 		count(CALL_ST_HITS);
 	} else {
 		__sync_fetch_and_add(&f->skipped, 1);

@@ -204,14 +204,15 @@ class CallPrograms:
     def watch_family(self, tgid: int, number: int, *, watched: bool) -> None:
         """Its probes are about to be attached, or are all gone: while they are there, the kernel writes
         down itself how long it did not look."""
+        families, key = self._object.map("families"), struct.pack("=II", tgid, number)
         row, now = self._family(tgid, number), time.monotonic_ns()
         closed_at = int(row["closed_at"][0])
-        if watched and closed_at:
+        if watched == (closed_at == 0) and families.lookup(key) is not None:
+            return  # some of its probes may be there already: what the kernel adds meanwhile would be lost
+        if closed_at:
             row["unwatched_ns"] += max(0, now - closed_at)
-            row["closed_at"] = 0
-        elif not watched and not closed_at:
-            row["closed_at"] = now
-        self._object.map("families").update(struct.pack("=II", tgid, number), row.tobytes())
+        row["closed_at"] = 0 if watched else now
+        families.update(key, row.tobytes())
 
     def _key_bytes(self, tgid: int, number: int) -> bytes:
         key = np.zeros(1, self._key)

@@ -264,3 +264,33 @@ def test_the_price_of_a_call_is_measured(method: str) -> None:
         price, over = price_of_call(loaded)
         assert 300 < over < price < 100_000 and price != ASSUMED.watched
         assert loaded.sums(os.getpid()) == []
+
+
+def test_what_the_kernel_has_added_is_not_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A family whose probes are there already is left alone: calls come between reading and writing."""
+    import struct
+
+    from profinferd.agent.kernel.callprograms import CallPrograms
+
+    programs = CallPrograms.load("auto")
+    try:
+        programs.watch_family(7, 1, watched=True)
+        families, key = programs._object.map("families"), struct.pack("=II", 7, 1)
+        before = programs._family(7, 1)
+        fresh = before.copy()
+        fresh["hits"] = 5
+        families.update(key, fresh.tobytes())
+        monkeypatch.setattr(programs, "_family", lambda tgid, number: before.copy())
+        programs.watch_family(7, 1, watched=True)
+        monkeypatch.undo()
+        assert programs.family(7, 1).hits == 5
+        programs.watch_family(7, 1, watched=False)
+        closed = int(programs._family(7, 1)["closed_at"][0])
+        assert closed > 0
+        programs.watch_family(7, 1, watched=False)
+        assert int(programs._family(7, 1)["closed_at"][0]) == closed
+        programs.watch_family(7, 1, watched=True)
+        known = programs.family(7, 1)
+        assert known.hits == 5 and known.unwatched_ns > 0
+    finally:
+        programs.close()
