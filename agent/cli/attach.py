@@ -177,6 +177,9 @@ def _budget(context: click.Context, option: click.Parameter, value: str) -> floa
         ratio = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
         ratio = math.nan
+    if ratio == 1 and "%" not in text:
+        # The whole of the process's time is hardly meant, and would be taken without a word.
+        raise UsageError(f"--budget {value!r} may be 1 % or all of its time", "give --budget 1% or 100%")
     if not 0 < ratio <= 1:
         meant = text if 1 < ratio <= 100 and "%" not in text else "1"  # 5 was written for 5%
         raise UsageError(

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Annotated, Any, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 import yaml
 
+from ...exporters.text import clean
 from ..errors import UsageError
 from .protocol import SOCKET
 
@@ -31,6 +33,10 @@ class Http(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     listen: str | None = "127.0.0.1:9847"
     web_config: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.listen is not None:
+            _check("listen", address, self.listen)
 
 
 class Control(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -57,7 +63,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         return _ratio(self.budget)
 
     def __post_init__(self) -> None:
-        _ratio(self.budget)
+        _check("budget", _ratio, self.budget)
 
 
 class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -91,8 +97,8 @@ class Targets(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         return seconds(self.expire_after)
 
     def __post_init__(self) -> None:
-        if not 1 <= seconds(self.expire_after) <= 86400 * 30:
-            raise ValueError("expire_after is between 1s and 30d")
+        if not 1 <= _check("expire_after", seconds, self.expire_after) <= 86400 * 30:
+            raise ValueError("expire_after: it is between 1s and 30d")
 
 
 class Discovery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -106,8 +112,8 @@ class Discovery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         return seconds(self.scan_every)
 
     def __post_init__(self) -> None:
-        if not 1 <= seconds(self.scan_every) <= 86400:
-            raise ValueError("scan_every is between 1s and 1d")
+        if not 1 <= _check("scan_every", seconds, self.scan_every) <= 86400:
+            raise ValueError("scan_every: it is between 1s and 1d")
 
 
 class Otlp(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -123,8 +129,8 @@ class Otlp(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         return seconds(self.every)
 
     def __post_init__(self) -> None:
-        if not 1 <= seconds(self.every) <= 86400:
-            raise ValueError("every is between 1s and 1d")
+        if not 1 <= _check("every", seconds, self.every) <= 86400:
+            raise ValueError("every: it is between 1s and 1d")
 
 
 class Logging(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -148,7 +154,33 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     def __post_init__(self) -> None:
         if self.otlp.endpoint is not None and self.http.listen is None:
-            raise ValueError("otlp.endpoint needs http.listen: both send what the same exporter makes")
+            raise ValueError("otlp.endpoint: it needs http.listen, both send what the same exporter makes")
+
+
+WORDS = re.compile(r"\$\.(profile\.ops|targets\.(in|ex)clude\[\d+\]\.\w+)")
+"""Places where ``off`` and ``1000`` are words; elsewhere YAML takes them for false and a number."""
+_NULL = "tag:yaml.org,2002:null"
+SECTIONS = ("http", "control", "profile", "targets", "discovery", "otlp", "log")
+_T = TypeVar("_T")
+_V = TypeVar("_V")
+
+
+def _check(key: str, read: Callable[[_T], _V], value: _T) -> _V:
+    """``read(value)``; the ValueError of a wrong one begins with the key, for :func:`parse` to find it."""
+    try:
+        return read(value)
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from error
+
+
+def address(text: str) -> tuple[str, int]:
+    """(host, port) as ``--listen`` has it; ValueError when it is none."""
+    from ..cli.listen import parse_address
+
+    try:
+        return parse_address(text)
+    except UsageError as error:
+        raise ValueError(f"{clean(text)!r} is not HOST:PORT, such as 127.0.0.1:9847") from error
 
 
 def seconds(text: str) -> float:
@@ -165,8 +197,10 @@ def _ratio(value: str | float) -> float:
         ratio = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
         ratio = -1.0
+    if ratio == 1 and not text.endswith("%"):
+        raise ValueError(f"{text!r} may be 1 % or all of the time: write 1% or 100%")
     if not 0 < ratio <= 1:
-        raise ValueError(f"budget {text!r} is not a share between 0 and 100 %, such as 1%")
+        raise ValueError(f"{text!r} is not a share between 0 and 100 %, such as 1%")
     return ratio
 
 
@@ -206,6 +240,9 @@ def parse(data: bytes, name: str) -> Config:
     lines: dict[str, int] = {}
     try:
         value = _value(node, "$", lines, name)
+        if isinstance(value, dict):
+            # A section all of whose keys were commented out.
+            value = {key: one for key, one in value.items() if one is not None or key not in SECTIONS}
         return msgspec.convert(value, Config)
     except msgspec.ValidationError as error:
         message, _, place = str(error).partition(" - at ")
@@ -214,6 +251,9 @@ def parse(data: bytes, name: str) -> Config:
         if unknown is not None:
             place = f"{place}.{unknown[1]}"
             message = "there is no such key"
+        key, colon, why = message.partition(": ")
+        if colon and f"{place}.{key}" in lines:
+            place, message = f"{place}.{key}", why
         raise _wrong(name, lines.get(place, 1), place.removeprefix("$").lstrip("."), message) from error
 
 
@@ -246,6 +286,8 @@ def _value(node: yaml.Node, place: str, lines: dict[str, int], name: str) -> Any
             lines.setdefault(f"{place}[...]", item.start_mark.line + 1)
             items.append(_value(item, f"{place}[{i}]", lines, name))
         return items
+    if WORDS.fullmatch(place) and isinstance(node, yaml.ScalarNode) and node.tag != _NULL:
+        return node.value
     loader = yaml.SafeLoader("")
     try:
         return loader.construct_object(node, deep=True)

@@ -63,7 +63,8 @@ def _headers(path: str | None) -> Mapping[str, str]:
         with open(path, encoding="utf-8") as file:
             text = file.read(MAX_HEADERS + 1)
     except (OSError, UnicodeError) as error:
-        raise UsageError(f"otlp.headers_file {path} cannot be read ({error})", "look at its mode") from error
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise UsageError(f"otlp.headers_file {path} cannot be read ({why})", "look at its mode") from error
     if len(text) > MAX_HEADERS:
         raise UsageError(f"otlp.headers_file {path} is too long", f"at most {MAX_HEADERS} characters")
     found = {}

@@ -23,7 +23,7 @@ from ...exporters.text import clean
 from ...exporters.webconfig import WebConfig, WebConfigError, load_web_config
 from ..errors import UsageError
 from ..version import version
-from .config import Http
+from .config import Http, address
 from .manager import Manager, Published
 
 FRESH_S = 0.5
@@ -56,7 +56,7 @@ class Serving:
         self._web = _web(http)
         self.scrapes = 0
         manager.on_ended = self._ended
-        host, port = _address(http.listen or "")
+        host, port = address(http.listen or "")
         try:
             self._server = HttpServer(host, port, self._route, log, self._web.tls)
         except (OSError, UnicodeError) as error:
@@ -205,9 +205,3 @@ def _web(http: Http) -> WebConfig:
         return load_web_config(http.web_config)
     except WebConfigError as error:
         raise UsageError(str(error), "see http.web_config in deploy/profinferd.yaml") from error
-
-
-def _address(text: str) -> tuple[str, int]:
-    from ..cli.listen import parse_address
-
-    return parse_address(text)

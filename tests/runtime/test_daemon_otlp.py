@@ -63,7 +63,7 @@ def test_an_outage_stops_neither_scrapes_nor_the_end(tmp_path: Path) -> None:
     ("settings", "says"),
     [
         ({"otlp": {"endpoint": "localhost:4318"}}, "otlp.endpoint"),
-        ({"otlp": {"every": "0s"}}, "every is between"),
+        ({"otlp": {"every": "0s"}}, "otlp.every: it is between"),
         (
             {"otlp": {"endpoint": "http://127.0.0.1:1/v1/metrics"}, "http": {"listen": None}},
             "needs http.listen",

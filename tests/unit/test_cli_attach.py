@@ -190,6 +190,10 @@ def test_usage_errors(arguments: list[str], capsys: pytest.CaptureFixture[str]) 
             ["attach", "-p", "1", "--budget", "5"],
             "--budget '5' is not a share between 0 and 100 %: for example --budget 5%",
         ),
+        (
+            ["attach", "-p", "1", "--budget", "1"],
+            "--budget '1' may be 1 % or all of its time: give --budget 1% or 100%",
+        ),
         (["attach", "-p", "1", "-d", "10x"],
          "--duration '10x' is not a time such as 30, 30s, 15m or 1h: for example -d 10"),
         (["record", "-p", "1", "-d", "0m"],

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import yaml
 
-from profinferd.agent.daemon.config import Config, load, parse, seconds
+from profinferd.agent.daemon.config import Config, Profile, load, parse, seconds
 from profinferd.agent.errors import UsageError
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "deploy" / "profinferd.yaml"
@@ -43,7 +43,17 @@ def test_without_a_file_all_defaults_hold() -> None:
         ("http:\n  listne: 1\n", 2, "http.listne", "no such key"),
         ("htpp: {}\n", 1, "htpp", "no such key"),
         ("# a\n\nprofile:\n  ops: everything\n", 4, "profile.ops", "everything"),
-        ("profile:\n  budget: 140%\n", 2, "profile", "between 0 and 100"),
+        ("profile:\n  ops: off\n  budget: 140%\n", 3, "profile.budget", "between 0 and 100"),
+        ("profile:\n  ops: off\n  budget: 1\n", 3, "profile.budget", "1% or 100%"),
+        ("profile:\n  ops: off\n  budget: 1.0\n", 3, "profile.budget", "1% or 100%"),
+        ("http:\n\n  listen: 127.0.0.1\n", 3, "http.listen", "not HOST:PORT"),
+        ("http:\n\n  listen: 127.0.0.1:99999\n", 3, "http.listen", "not HOST:PORT"),
+        ("targets:\n  max: 3\n  expire_after: soon\n", 3, "targets.expire_after", "not a duration"),
+        ("targets:\n  max: 3\n  expire_after: 90d\n", 3, "targets.expire_after", "between 1s and 30d"),
+        ("discovery:\n\n  scan_every: 0s\n", 3, "discovery.scan_every", "between 1s and 1d"),
+        ("otlp:\n\n  every: 2d\n", 3, "otlp.every", "between 1s and 1d"),
+        ("http:\n  listen: null\notlp:\n  endpoint: http://a\n", 4, "otlp.endpoint", "needs http.listen"),
+        ("state: null\n", 1, "state", "null"),
         ("targets:\n  max: many\n", 2, "targets.max", "int"),
         ("targets:\n  exclude:\n    - program: a\n    - {}\n", 3, "targets.exclude[1]", "at least one of"),
         ("targets:\n  exclude:\n    - program: a\n      prgram: b\n", 0, "prgram", "no such key"),
@@ -63,7 +73,25 @@ def test_an_error_names_file_line_and_key(text: str, line: int, key: str, why: s
     assert "\n" not in said
     if line:
         found = re.search(r", line (\d+)", said)
-        assert found is not None and abs(int(found[1]) - line) <= 1, said
+        assert found is not None and abs(int(found[1]) - line) <= (key != "profile.budget"), said
+
+
+def test_off_is_a_word_where_it_is_documented_as_one() -> None:
+    """To YAML it is false, as no and off are for whoever switches something off."""
+    assert parse(b"profile: {ops: off}", "x").profile.ops == "off"
+    assert parse(b"profile: {ops: 'off', sched: off, faults: no}", "x").profile == Profile(
+        ops="off", sched=False, faults=False
+    )
+    (rule,) = parse(
+        b"targets: {include: [{user: 1000, container: 123456789012, unit: ~}]}", "x"
+    ).targets.include
+    assert (rule.user, rule.container, rule.unit) == ("1000", "123456789012", None)
+
+
+def test_a_section_with_all_keys_commented_out() -> None:
+    """It is as if it were not there; of anything else, null is what it says."""
+    assert parse(b"http:\n#  listen: 1\nlog:\ntargets:\n", "x") == Config()
+    assert parse(b"http:\n  listen:\n", "x").http.listen is None
 
 
 def test_broken_bytes_and_bombs() -> None:
