@@ -274,8 +274,20 @@ class Manager:
                 self._layouts[target.files] = (layout, target.programs.layout)
                 self._shared.use_layout(target.programs.layout, target.files)
                 if len(self._layouts) > MAX_LAYOUTS:
-                    oldest = next(iter(self._layouts))
-                    self._shared.leave_layout(self._layouts.pop(oldest)[1], oldest)
+                    self._forget_layout(next(iter(self._layouts)))
+
+    def _forget_layout(self, files: Files) -> None:
+        _, slot = self._layouts.pop(files)
+        if self._shared is not None:
+            self._shared.leave_layout(slot, files)
+
+    def _spare_layout(self) -> bool:
+        """Forget one that is remembered for processes yet to come; False when all are in use."""
+        for files, (_, slot) in self._layouts.items():
+            if self._shared is not None and self._shared.users(slot) == 1:
+                self._forget_layout(files)
+                return True
+        return False
 
     def _settle(self, target: Target) -> None:
         """What one process has shown holds for those with the same files that started with it: of
@@ -510,6 +522,7 @@ class Manager:
             except FileNotFoundError as error:
                 raise MachineError(str(error)) from error
             self._machine_error = None
+            self._shared.spare_layout = self._spare_layout
             for target in self._targets.values():
                 if target.state != WATCHED:
                     self._shared.ignore(target.process.pid)

@@ -10,16 +10,17 @@ records come by process, counters too, layouts and the kernel's sums are parts o
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..errors import MachineError, TargetError
+from ..errors import TargetError
 from ..kernel.programs import Drained, GgmlPrograms, Probe, Records, possible_cpus
 from ..target.facts import TargetInfo
 from ..target.process import FileId
@@ -33,6 +34,8 @@ REGIONS = 8
 """Targets whose operators can be sampled at the same time: parts of the kernel's sums."""
 REGION_SUMS = 16384
 LAYOUTS, TEMPLATES = 64, 256
+MAX_UNUSED_FILES = 48
+"""Files that stay probed although nobody has them mapped any more, for the next process's first token."""
 MAX_STRANGERS, STRANGER_EVENTS, STRANGER_S = 64, 4096, 10.0
 """Processes that were seen before they were looked into: how many, how much of each, how long."""
 SPANS_BYTES, FAULTS_BYTES = 128 << 10, 128 << 10
@@ -102,6 +105,8 @@ class SharedPrograms:
             )
         }
         self._numbered = 0
+        self.spare_layout: Callable[[], bool] = lambda: False
+        """Has whoever remembers layouts give one up; False when there is none to give."""
         self.foreign_events = 0
         """Events of processes that nobody watches (any more)."""
 
@@ -177,9 +182,7 @@ class SharedPrograms:
         for file_id, file in list(self._files.items()):
             if _version(file.fd) != file.version:
                 # Overwritten in place: what is probed there now is anybody's guess.
-                for link in file.links.values():
-                    self._detach(link)
-                self._close_file(file_id)
+                self._drop_file(file_id)
                 changed.add(file_id)
                 continue
             old = [
@@ -188,10 +191,31 @@ class SharedPrograms:
                 if link.unused_since is not None and now_s - link.unused_since > expire_s
             ]
             if old and len(old) == len(file.links):
-                for link in old:
-                    self._detach(link)
-                self._close_file(file_id)
+                self._drop_file(file_id)
+        for file_id in self._unused()[: -MAX_UNUSED_FILES or None]:
+            self._drop_file(file_id)
         return changed
+
+    def _unused(self) -> list[FileId]:
+        """Files that nobody has mapped any more, the one first that has been so for longest."""
+        since = {
+            file_id: max(link.unused_since or math.inf for link in file.links.values())
+            for file_id, file in self._files.items()
+            if file.links
+        }
+        return sorted((f for f, at in since.items() if at < math.inf), key=lambda f: since[f])
+
+    def _drop_file(self, file_id: FileId) -> None:
+        for link in self._files[file_id].links.values():
+            self._detach(link)
+        self._close_file(file_id)
+
+    def _make_room(self) -> bool:
+        """Let go of a file that is not needed now, for one that is; False when all are."""
+        unused = self._unused()
+        if unused:
+            self._drop_file(unused[0])
+        return bool(unused)
 
     def forget_stranger(self, tgid: int) -> None:
         """Its records are of no use."""
@@ -210,8 +234,7 @@ class SharedPrograms:
 
         Raises TargetError when there is no room for one more.
         """
-        if not self._free_layouts:
-            raise TargetError("too many builds of engines are watched at once", "raise the issue with us")
+        self._check_layouts()
         try:
             self.programs.add_tally(tgid)
         except OSError as error:
@@ -279,11 +302,20 @@ class SharedPrograms:
 
     def layout_slot(self, user: object) -> int:
         """An unused entry of map "layouts"."""
-        if not self._free_layouts:
-            raise TargetError("too many builds of engines are watched at once", "raise the issue with us")
+        self._check_layouts()
         slot = self._free_layouts.pop()
         self._layout_users[slot] = {user}
         return slot
+
+    def _check_layouts(self) -> None:
+        """That one is free. What is kept for the next process goes before somebody is turned away."""
+        while not self._free_layouts:
+            if not self._make_room() and not self.spare_layout():
+                raise TargetError("too many builds of engines are watched at once", "raise the issue with us")
+
+    def users(self, slot: int) -> int:
+        """How many use an entry."""
+        return len(self._layout_users.get(slot, ()))
 
     def use_layout(self, slot: int, user: object) -> None:
         """One more user of an entry."""
@@ -307,8 +339,8 @@ class SharedPrograms:
         file_id = (f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}", status.st_ino)
         file = self._files.get(file_id)
         if file is None:
-            if not self._free_templates:
-                raise MachineError("too many files are probed at once", "restart the daemon")
+            if not self._free_templates and not self._make_room():
+                raise TargetError("too many files of engines are watched at once", "raise the issue with us")
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             file = self._files[file_id] = _File(fd, _version(fd), self._free_templates.pop())
             self.use_layout(view.layout, file_id)

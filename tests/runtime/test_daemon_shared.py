@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from profinferd.agent.daemon.shared import SharedPrograms
+from profinferd.agent.daemon import shared as shared_module
+from profinferd.agent.daemon.shared import SharedPrograms, TargetPrograms
 from profinferd.agent.kernel.programs import Probe
 from profinferd.agent.target.inspect import inspect_target
 from profinferd.agent.target.process import open_process
@@ -117,3 +118,73 @@ def test_what_was_shed_does_not_keep_a_file(tmp_path: Path, shed: tuple[str, ...
     finally:
         shared.close()
     nothing_left(before)
+
+
+@pytest.mark.parametrize("short", ["_free_layouts", "_free_templates"])
+def test_what_is_kept_for_the_next_process_makes_room(tmp_path: Path, short: str) -> None:
+    """More builds of engines one after the other than may be watched at once: none is turned away. What
+    is in use stays."""
+    before = links()
+    shared = SharedPrograms.load("auto", None, 8)
+    try:
+        del getattr(shared, short)[3:]
+        levels = shared.programs.types.constants()
+        remembered: list[int] = []
+
+        def spare() -> bool:
+            if remembered:
+                shared.leave_layout(remembered.pop(0), "remembered")
+                return True
+            return False
+
+        def begin(stub: Engine) -> TargetPrograms:
+            view = shared.view(stub.pid, sums=False)
+            info = shared.share_files(view, inspect_target(open_process(stub.pid)))
+            (file,) = info.files
+            probes = [Probe(levels[h.event], h.site.offset, h.site.moved, h.ret)
+                      for h in file.hooks if h.level == "call"]  # fmt: skip
+            view.attach("calls", file.open_path, stub.pid, probes)
+            return view
+
+        shared.spare_layout = spare
+        with Engine(copied(engine(), tmp_path, f"{NAME}-stays")) as stays:
+            first = begin(stays)
+            for number in range(6):
+                with Engine(copied(engine(), tmp_path, f"{NAME}-{number}")) as stub:
+                    view = begin(stub)
+                    if short == "_free_layouts":
+                        remembered.append(view.layout)
+                        shared.use_layout(view.layout, "remembered")
+                    view.close()
+                assert shared.files <= 3
+            stays.order(PREFILL)
+            _, _ = shared.drain(time.monotonic())
+            assert first.waiting, "it is watched as before"
+            first.close()
+    finally:
+        shared.close()
+    nothing_left(before)
+
+
+def test_files_that_nobody_maps_are_not_kept_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those unused for longest go, though they have not expired."""
+    monkeypatch.setattr(shared_module, "MAX_UNUSED_FILES", 2)
+    shared = SharedPrograms.load("auto", None, 8)
+    try:
+        levels = shared.programs.types.constants()
+        for number in range(4):
+            with Engine(copied(engine(), tmp_path, f"{NAME}-{number}")) as stub:
+                view = shared.view(stub.pid, sums=False)
+                (file,) = shared.share_files(view, inspect_target(open_process(stub.pid))).files
+                probes = [Probe(levels[h.event], h.site.offset, h.site.moved, h.ret)
+                          for h in file.hooks if h.level == "call"]  # fmt: skip
+                view.attach("calls", file.open_path, stub.pid, probes)
+                view.close()
+        ids = list(shared._files)
+        assert len(ids) == 4
+        shared.tidy(time.monotonic(), PATIENCE)
+        assert list(shared._files) == ids[2:]
+    finally:
+        shared.close()
