@@ -238,7 +238,8 @@ def test_what_is_dear_is_watched_in_whole_rounds_or_not_at_all(pair: Pair) -> No
     with CallPrograms.load() as loaded:
         price, stepped = price_of_call(loaded)[0], price_of_call(loaded, stepped=True)[0]
     with watch(pair.server.pid, budget=0.0005) as watched:
-        for _ in range(60):
+        # So little money pays for a token or two a trial, and a trial comes with every period of work.
+        for _ in range(600):
             pair.server.completion([300, 301, 302], 30)
             watched.poll(0.1)
             seen = watched.snapshot()
