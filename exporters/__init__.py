@@ -26,13 +26,15 @@ class Choice:
 
     ``window``: only calls that touch [begin, end) ns of the records' clock; ``graph``: the index
     of the graph to draw (None: the one that took most time); ``anonymise``: nothing that names
-    the model, its weights, the host or the program; ``times`` False: structure alone.
+    the model, its weights, the host or the program; ``times`` False: structure alone; ``present``:
+    what the folder that it goes to has of other recordings.
     """
 
     window: tuple[int, int] | None = None
     graph: int | None = None
     anonymise: bool = False
     times: bool = True
+    present: frozenset[str] = frozenset()
 
     def segments(self, trace: Trace) -> Iterator[Segment]:
         """The chosen calls with their ops, some seconds at a time."""

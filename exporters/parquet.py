@@ -18,6 +18,7 @@ from . import Choice
 from .tables import Batch, Column, tables
 
 VIEWS = "views.sql"
+_TABLE = re.compile(r"[a-z][a-z0-9_]{0,60}")
 _SAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -45,7 +46,9 @@ class ParquetExporter:
                 f"{table}/host={host}/date={day}/{name}.parquet",
                 _file(arrow, parquet, batches, name),
             )
-        yield VIEWS, [_views(names).encode()]
+        # Another recording may have tables that this one lacks.
+        others = sorted(name for name in choice.present if name not in names and _TABLE.fullmatch(name))
+        yield VIEWS, [_views([*names, *others]).encode()]
 
 
 class _Sink:

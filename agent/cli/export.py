@@ -73,12 +73,23 @@ def export(
                 first + int((begin or 0.0) * 1e9),
                 trace.facts.end_ns + 1 if end is None else first + int(end * 1e9),
             )
-        choice = Choice(window=window, graph=graph, anonymise=anonymise, times=not no_times)
+        present = frozenset[str]() if output is None or chosen.suffix else _present(output)
+        choice = Choice(window=window, graph=graph, anonymise=anonymise, times=not no_times, present=present)
         files = chosen.load().files(trace, choice)
         size, count = _write(chosen, files, output)
     if output is not None and not quiet:
         what = f"{count} files in" if not chosen.suffix else "wrote"
         say(f"{what} {clean(output, 300)} ({size / 1e6:.1f} MB)")
+
+
+def _present(folder: str) -> frozenset[str]:
+    """Tables that earlier exports put into a folder: folders that are partitioned by host."""
+    with contextlib.suppress(OSError):
+        names = [entry.name for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
+        return frozenset(
+            name for name in names if any(part.startswith("host=") for part in os.listdir(f"{folder}/{name}"))
+        )
+    return frozenset()
 
 
 def _write(

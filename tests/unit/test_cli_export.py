@@ -154,6 +154,26 @@ def test_a_recording_is_not_overwritten_by_what_is_made_of_it(
     assert run.read_bytes() == before and other.samefile(run)
 
 
+def test_a_folder_that_grows_keeps_the_views_of_all_its_tables(run: Path, tmp_path: Path) -> None:
+    """What another recording was watched for, and this one was not; what is no table is left alone."""
+    duckdb = pytest.importorskip("duckdb")
+    out = tmp_path / "traces"
+    command = ["export", str(run), "--format", "parquet", "-o", str(out), "-q"]
+    assert main(command) == 0
+    (out / "faults").rename(out / "sched_spans")
+    for hostile in ("x'; DROP", "notes"):
+        (out / hostile).mkdir()
+    (out / "x'; DROP" / "host=h").mkdir()
+    assert main(command) == 0
+    with duckdb.connect() as database:
+        views = (out / "views.sql").read_text().replace("read_parquet('", f"read_parquet('{out}/")
+        database.execute(views)
+        names = {row[0] for row in database.execute("SELECT view_name FROM duckdb_views()").fetchall()}
+        assert {"ops", "faults", "sched_spans"} <= names and "notes" not in names
+        (rows,) = database.execute("SELECT count(*) FROM sched_spans").fetchone()
+        assert rows == 2
+
+
 @pytest.mark.parametrize("name", ["csv", "parquet"])
 def test_half_a_folder_is_not_left(
     name: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
