@@ -30,6 +30,7 @@ from .kernel.check import returns_under_seccomp, seccomp_mode
 from .kernel.programs import Drained, GgmlPrograms, Probe
 from .model.budget import BudgetConfig, Decision, Load, Prices
 from .model.graphwork import Mark
+from .model.plancache import Tables
 from .model.records import LOST_STATS, Flag, Kind, Level, Records
 from .model.report import RATIOS_NULL
 from .model.session import Session, Settled
@@ -613,6 +614,8 @@ class Attachment:
         self._layout = layout
         if self._session is None:
             self._session = self._open_session(layout)
+        # One that was opened for calls alone, before the library of graphs was there, knows no names.
+        self._session.plans.tables = self._names()
         self._session.target = facts_for_model(self.info, layout, self.attached)
         self._session.losses.add("events", self._dropped_events)
         while self._held:
@@ -761,15 +764,17 @@ class Attachment:
         return session
 
     def _new_session(self, layout: Layout | None) -> Session:
-        tables = self.info.tables
+        names = self._names()
         return Session(
-            tables.ops if tables else (),
-            tables.types if tables else None,
-            facts_for_model(self.info, layout, self.attached),
-            self._begun_ns,
-            unary=tables.unary if tables else (),
-            glu=tables.glu if tables else (),
-        )
+            names.ops, names.types, facts_for_model(self.info, layout, self.attached), self._begun_ns,
+            unary=names.unary, glu=names.glu,
+        )  # fmt: skip
+
+    def _names(self) -> Tables:
+        tables = self.info.tables
+        if tables is None:
+            return Tables((), None)
+        return Tables(tables.ops, tables.types, tables.unary, tables.glu)
 
     def close(self) -> None:
         """Detach. The last snapshot stays available. May be called twice."""

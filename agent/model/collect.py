@@ -21,6 +21,7 @@ from .graphwork import Mark, placement
 from .nodetable import Ints, NodeTable
 from .optable import RawSegment, expand, merge_sums, route_experts, sum_ops, without_ops
 from .opwork import Execution
+from .plancache import Tables
 from .records import Flag, Level, Records
 from .session import Session, Settled
 from .tokens import GraphTokens, Phase
@@ -69,6 +70,11 @@ class Collector:
         self._orders: dict[bytes, int] = {}
         self._times: list[Table] = []
         self._experts: list[tuple[int, int, int, int]] = []
+
+    @property
+    def tables(self) -> Tables:
+        """By which the graphs are read."""
+        return self._session.plans.tables
 
     @property
     def held_calls(self) -> int:

@@ -41,7 +41,8 @@ class PlanCache:
     """
 
     def __init__(self, tables: Tables, *, plans: int, graphs: int) -> None:
-        self._tables = tables
+        self.tables = tables
+        """By which graphs are read from now on; may be replaced."""
         self._max_plans = max(plans, 1)
         self._max_graphs = max(graphs, 1)
         self._plans: OrderedDict[_Key, Plan] = OrderedDict()
@@ -110,8 +111,8 @@ class PlanCache:
                 self.built(key, graph, descs, n_nodes, cut)
             return self._keep(key, graph, skeleton, sibling)
         built = build_graph(
-            descs, n_nodes, self._tables.ops, self._tables.types,
-            hash=hash, unary=self._tables.unary, glu=self._tables.glu, cut=cut,
+            descs, n_nodes, self.tables.ops, self.tables.types,
+            hash=hash, unary=self.tables.unary, glu=self.tables.glu, cut=cut,
         )  # fmt: skip
         if isinstance(built, Incomplete):
             self._again(key)

@@ -43,7 +43,8 @@ def this_machine(pid: int | None) -> Machine:
 
 
 def memory_of(pid: int) -> Table:
-    """One row of MEMORY; none when the process is gone."""
+    """One row of MEMORY; none when the process is gone, or has let go of its memory to end."""
+    has_memory = False
     row = np.zeros(1, MEMORY)
     row["ts"] = time.monotonic_ns()
     try:
@@ -51,6 +52,7 @@ def memory_of(pid: int) -> Table:
             for line in file:
                 name, _, rest = line.partition(":")
                 if name in _STATUS:
+                    has_memory = True
                     row[_STATUS[name]] = int(rest.split()[0]) << 10
                 elif name == "Threads":
                     row["threads"] = int(rest)
@@ -59,7 +61,7 @@ def memory_of(pid: int) -> Table:
         row["minor_faults"], row["major_faults"] = int(fields[7]), int(fields[9])
     except (OSError, IndexError, ValueError):
         return row[:0]
-    return row
+    return row if has_memory else row[:0]
 
 
 def _cpu_name() -> str | None:

@@ -16,7 +16,7 @@ from ..model.collect import Collector
 from ..model.session import Session
 from ..model.snapshot import Snapshot
 from ..model.trace import Child, Clock, GraphInfo
-from .facts import Facts
+from .facts import Facts, Names
 from .writer import RecordingWriter
 
 FIRST_FLUSH_S, LAST_FLUSH_S = 2.0, 10.0
@@ -103,9 +103,12 @@ class Recorder:
         self._missing(snapshot.lost.by_kind, now_ns)
         collector = self._collector
         backends = tuple(collector.backends) if collector is not None else ()
+        names = self.facts.names
+        if collector is not None and not names.ops:
+            names = Names.of(collector.tables)  # what computes may have come after the beginning
         self.facts = dataclasses.replace(
-            self.facts, target=snapshot.target, end_ns=now_ns, backends=backends, finished=finished,
-            clocks=(*self.facts.clocks[:1], read_clocks()),
+            self.facts, names=names, target=snapshot.target, end_ns=now_ns, backends=backends,
+            finished=finished, clocks=(*self.facts.clocks[:1], read_clocks()),
         )  # fmt: skip
         graphs = [] if collector is None else collector.graphs
         described = [] if collector is None else collector.take_described()

@@ -105,6 +105,31 @@ def test_backend_loaded_after_attaching(method: str, tmp_path: Path) -> None:
         assert (snapshot.tokens.prefill, snapshot.tokens.decode) == (8, 1)
 
 
+def test_everything_but_calls_is_loaded_after_attaching(tmp_path: Path) -> None:
+    """C02: of a program that is being linked the library of calls may be there first. What was opened
+    for calls alone learns the names of operators and types with the library that has them."""
+    without = ("CPU", "GRAPHS", "DISPATCH", "FUSED", "NAMES", "ACCESSORS")
+    calls = engine(*(f"-DWITHOUT_{part}" for part in without), strip=True)
+    rest = copied(library(name="libggml-all.so", strip=True), tmp_path)
+    with Engine(calls) as stub, Watch(stub) as watch:
+        assert watch.attachment.info.levels == ("call",) and watch.attachment.info.tables is None
+        watch.run("pos=0-3 out=3 us=50")
+        watch.drain()
+        assert watch.order(f"load {rest}")["loaded"]
+
+        def found() -> bool:
+            watch.drain()
+            return watch.attachment.attached.op_source is not None
+
+        wait_for(found, "the library to be looked into")
+        replies = [watch.run("context=1 pos=0-3 out=3 us=50"), watch.run("context=1 pos=4 out=0 us=50")]
+        snapshot = watch.snapshot()
+        check_ops(snapshot, replies)
+        assert {"attn_q", "ffn_down"} <= {op.role for op in snapshot.ops}
+        assert {op.dtype for op in snapshot.ops} <= {"f32", "f16", "q4_0", "q4_K", "i32"}
+        assert (snapshot.tokens.prefill, snapshot.tokens.decode) == (8, 1)
+
+
 def test_one_bad_file_hides_no_other(tmp_path: Path) -> None:
     """C03: a stripped program, a mapped file of garbage and a broken ELF; the library is traced."""
     garbage = tmp_path / "libggml-garbage.so"

@@ -9,6 +9,7 @@ import gc
 import os
 import sqlite3
 import stat
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -18,17 +19,20 @@ import numpy as np
 import pytest
 
 from profinferd.agent.errors import UsageError
+from profinferd.agent.model.plancache import Tables
 from profinferd.agent.model.session import Session
 from profinferd.agent.model.snapshot import Snapshot
 from profinferd.agent.model.trace import Trace
 from profinferd.agent.recording import codec
-from profinferd.agent.recording.facts import Facts
+from profinferd.agent.recording.facts import Facts, Names
 from profinferd.agent.recording.flight import FlightRecorder
+from profinferd.agent.recording.machine import memory_of
 from profinferd.agent.recording.reader import Recording
 from profinferd.agent.recording.recorder import Recorder
 from profinferd.agent.recording.writer import RecordingWriter
 
 from . import traces
+from .graphs import GLU, OPS, TYPES, UNARY
 from .streams import START, Stream, decode, facts, prompt, session
 
 FAULTS = np.dtype([("ts", "<u8"), ("addr", "<u8"), ("bytes", "u1", (3,)), ("name", "S8"), ("ok", "?")])
@@ -107,6 +111,35 @@ def test_what_is_read_is_what_was_seen(tmp_path: Path) -> None:
             assert columns is not None and expected is not None
             assert columns.op == expected.op and columns.name == expected.name
             assert columns.fused_bytes.tolist() == expected.fused_bytes.tolist()
+
+
+def test_names_that_come_after_the_beginning(tmp_path: Path) -> None:
+    """As when the library that has them is linked after the recording began (case C02)."""
+    path = tmp_path / "run.pfi"
+    live = Live(Session((), None, facts(), START), Stream())
+    writer = RecordingWriter(str(path))
+    start = dataclasses.replace(Facts.of(traces.small().facts), names=Names(), begin_ns=START)
+    recorder = Recorder(writer, start)
+    recorder.opened(live.session)
+    live.session.plans.tables = Tables(OPS, TYPES, UNARY, GLU)
+    live.stream.call(prompt(0, 5), think=traces.THINK)
+    live.stream.drain(live.session)
+    live.session.finish(live.stream.now)
+    recorder.flush(live.snapshot(), live.stream.now, finished=True)
+    writer.close()
+    with Recording.open(str(path)) as recording:
+        graph, nodes = recording.trace.graph(0), recording.trace.nodes(0)
+        assert graph is not None and nodes is not None
+        assert {"MUL_MAT", "RMS_NORM"} <= {node.op for node in graph.nodes} == set(nodes.op)
+
+
+def test_a_process_that_has_ended_has_no_memory_and_not_0() -> None:
+    (mine,) = memory_of(os.getpid())
+    assert mine["rss_anon"] > 0 and mine["threads"] > 0
+    with subprocess.Popen(["true"]) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it is a zombie from now on
+        assert "State:\tZ" in Path(f"/proc/{process.pid}/status").read_text()
+        assert len(memory_of(process.pid)) == 0
 
 
 def test_what_is_not_read_to_its_end_is_let_go_of_quietly(

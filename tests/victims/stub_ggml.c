@@ -64,9 +64,14 @@ static const struct type_traits type_traits[TYPE_COUNT] = {
 	{ "i32", 1, 0, 4, 0, 0, 0 },
 };
 
-API const char *ggml_op_name(int op) { return GGML_OP_NAME[op]; }
-API const char *ggml_type_name(int type) { return type_traits[type].name; }
-API const char *engine_says(void) { return "GGML_ASSERT(%s) failed"; }
+#ifdef WITHOUT_NAMES
+#define NAME_API static __attribute__((noipa, unused))
+#else
+#define NAME_API API
+#endif
+NAME_API const char *ggml_op_name(int op) { return GGML_OP_NAME[op]; }
+NAME_API const char *ggml_type_name(int type) { return type_traits[type].name; }
+NAME_API const char *engine_says(void) { return "GGML_ASSERT(%s) failed"; }
 
 #ifndef WITHOUT_ACCESSORS
 API void *ggml_get_data(const struct tensor *t) { return t->data; }
