@@ -56,8 +56,11 @@ BUDGET_S = 0.25
 """How often the budget is looked at; more often during a burst."""
 FRESH_S = 0.5
 """A snapshot that is younger is not made again."""
-MAX_OTHERS = 256
-"""Processes that are remembered although they are not watched."""
+MAX_OTHERS = 640
+"""Processes that are remembered although they are not watched: with those that are, as many as the kernel's
+programs can be told of (1,024). Of more than these, the oldest are forgotten, and looked at again."""
+OTHERS_EACH = 4
+"""A part of them is asked each second whether it still runs: each is once in so many."""
 CALIBRATE_RETRY_S = 600.0
 SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 """What is nobody's fault, and passes."""
@@ -102,6 +105,7 @@ class Manager:
         self._pause = IDLE_PAUSE
         self._watched_at = 0.0
         self._trim_at = math.inf
+        self._turn_of = 0
         self._machine_error: ProfinferError | None = None
         self._published = Published(0.0, (), ())
         self._wanted: list[threading.Event] = []
@@ -168,7 +172,7 @@ class Manager:
         watching = frozenset(p for p, t in self._targets.items() if t.state == WATCHED)
         found, changed = self._scout.poll(now_s, watching)
         for one in found:
-            self._admit(one, now_s)
+            self._admit_safely(one, now_s)
         for pid in changed:
             self._look_again(pid)
         for what in self._scout.defects():
@@ -374,6 +378,14 @@ class Manager:
                 self._scout.look_at(pid)
 
     # ---- targets come -------------------------------------------------------------------
+
+    def _admit_safely(self, found: Found, now_s: float) -> None:
+        """What is short for one process must not lose those that were found with it."""
+        try:
+            self._admit(found, now_s)
+        except OSError as error:
+            self._log.warning("a process was not looked at", reason=error.strerror or str(error))
+            self._scout.look_later(found.process.pid, now_s)
 
     def _admit(self, found: Found, now_s: float) -> None:
         process = found.process
@@ -595,8 +607,10 @@ class Manager:
     # ---- targets go ---------------------------------------------------------------------
 
     def _reap(self) -> None:
+        self._turn_of = (self._turn_of + 1) % OTHERS_EACH
         for target in list(self._targets.values()):
-            if not alive(target.process):
+            due = target.state == WATCHED or target.process.pid % OTHERS_EACH == self._turn_of
+            if due and not alive(target.process):
                 self._end(target)
 
     def _call_waiting(self) -> None:
@@ -703,7 +717,9 @@ class Manager:
         state = target.code
         if not ended and target.state == WATCHED and target.snapshot is not None:
             counters = target.snapshot.counters
-            state = "ok" if counters is None or any(counters.hits.values()) else "idle"
+            busy = counters is None or any(counters.hits.values())
+            # An engine that is described by data has calls, and hits of no level.
+            state = "ok" if busy or any(c.count for c in target.snapshot.engine_calls) else "idle"
         # What was watched and is not any more has given its figures to its target's sums.
         snapshot = target.snapshot if ended or target.state == WATCHED else None
         return Seen(snapshot, "ended" if ended else state, target.label, target.number)
