@@ -51,6 +51,7 @@ from .target.process import (
     end_descriptor,
     engine_files_changed,
     executable_ids,
+    model_files,
     open_process,
 )
 from .targetfacts import facts_for_model
@@ -163,6 +164,7 @@ class Attachment:
         self._known_code = info.seen
         self._threads = set(process.threads)
         self._next_look = time.monotonic() + LOOK_SECONDS
+        self._model_at, self._model_pause = 0.0, LOOK_SECONDS
         self._pace = Pace()
         self._pause, self._drained_at = SETTLING, time.monotonic()
         self._begun_ns = time.monotonic_ns()
@@ -639,8 +641,10 @@ class Attachment:
         return session
 
     def _feed(self, session: Session, drained: Drained) -> None:
-        self.seen_anything |= len(drained.events) > 0
         now_ns = time.monotonic_ns()
+        if len(drained.events):
+            self.seen_anything = True
+            self._find_model(session, now_ns / 1e9)
         session.feed(drained.events, drained.ops, drained.nodes, drained.ints, now_ns=now_ns)
         for listener in self.fed:
             listener(drained, now_ns)
@@ -648,6 +652,17 @@ class Attachment:
             self._programs.confirm(tgid, hash_)
         for tgid, hash_ in session.take_resend():
             self._programs.resend(tgid, hash_)
+
+    def _find_model(self, session: Session, now_s: float) -> None:
+        """Who was attached to while it was still being linked has its model only now that it computes."""
+        if self.info.models or now_s < self._model_at:
+            return
+        self._model_pause *= 2  # it may be one that was read, and is no file any more
+        self._model_at = now_s + self._model_pause
+        with contextlib.suppress(ProfinferError):
+            self.info.models = tuple(model_files(self.process.pid))
+        if self.info.models:
+            session.target = facts_for_model(self.info, self._layout, self.attached)
 
     def look(self, *, again: bool = False) -> None:
         """Attach to engine libraries that were loaded since the last look (case C02); ``again``: and

@@ -130,6 +130,18 @@ def test_everything_but_calls_is_loaded_after_attaching(tmp_path: Path) -> None:
         assert (snapshot.tokens.prefill, snapshot.tokens.decode) == (8, 1)
 
 
+def test_a_model_that_is_mapped_after_attaching_is_named(tmp_path: Path) -> None:
+    """Of a program that is watched from its first instruction on, and of every server that a daemon sees
+    come: when the probes are on, its model is not there yet."""
+    model = tmp_path / "late.gguf"
+    model.write_bytes(b"GGUF\x03\0\0\0" + bytes(8184))
+    with Engine(engine()) as stub, Watch(stub) as watch:
+        assert watch.attachment.info.models == ()
+        assert watch.order(f"map {model}")["mapped"]
+        watch.run("pos=0-3 out=3")
+        assert watch.snapshot().target.model == model.name
+
+
 def test_one_bad_file_hides_no_other(tmp_path: Path) -> None:
     """C03: a stripped program, a mapped file of garbage and a broken ELF; the library is traced."""
     garbage = tmp_path / "libggml-garbage.so"
