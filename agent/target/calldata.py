@@ -128,8 +128,13 @@ class CallField(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             raise ValueError(f"field {self.name!r}: role belongs needs an owner")
         if self.role in ("same_as", "closes", "sets", "takes", "yields") and self.of is None:
             raise ValueError(f"field {self.name!r}: role {self.role} needs `of`")
-        if self.find is not None and re.compile(self.find).groups != 1:
-            raise ValueError(f"field {self.name!r}: find needs one group, the name")
+        if self.find is not None:
+            try:
+                groups = re.compile(self.find).groups
+            except (re.error, RecursionError, OverflowError) as error:
+                raise ValueError(f"field {self.name!r}: find is no regular expression ({error})") from error
+            if groups != 1:
+                raise ValueError(f"field {self.name!r}: find needs one group, the name")
         if self.product and (self.of is None) == (self.factors is None):
             raise ValueError(f"field {self.name!r}: a product needs `of` or factors: how many there are")
         if self.times is not None and self.role is not None:

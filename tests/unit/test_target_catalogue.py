@@ -170,6 +170,10 @@ def test_engines_survive_their_own_json() -> None:
 
 CALL = {"symbol": "npu_run", "call": "run", "kind": "compute"}
 BAD_CALLS: dict[str, tuple[dict[str, Any], str]] = {
+    "no expression": (
+        {"fields": [{"name": "a", "arg": 0, "type": "text", "find": "(("}]},
+        "regular expression",
+    ),
     "no function": ({"symbol": None}, "one of symbol, pattern and slot"),
     "two places": ({"slot": "x"}, "one of symbol, pattern and slot"),
     "role without object": ({"fields": [{"name": "a", "arg": 0, "role": "awaits"}]}, "needs an object"),
