@@ -478,7 +478,7 @@ class Manager:
         info = found.info
         if info is None:
             return
-        _room_for(KEPT_FILES + (PROGRAM_FILES if self._shared is None else 0))
+        self._have_room(KEPT_FILES + (PROGRAM_FILES if self._shared is None else 0))
         shared = self._programs()
         profile = self._config.profile
         prices = self._prices_here(shared, now_s) if profile.ops == "sampled" else None
@@ -521,6 +521,15 @@ class Manager:
         attachment.seen_since(max(since_ns, started_ns), from_birth=started_ns > since_ns > 0)
         target.attachment, target.programs = attachment, programs
         target.state, target.reason, target.code = WATCHED, "", "ok"
+
+    def _have_room(self, descriptors: int) -> None:
+        """Raises OSError where so many are not to be had: without any, nobody gets an answer. What is
+        kept for the next process of a file goes before somebody is turned away."""
+        from .room import lacking
+
+        while (why := lacking(descriptors, 0)) is not None:
+            if self._shared is None or not self._shared.make_room():
+                raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)} ({why})")
 
     def _programs(self) -> SharedPrograms:
         if self._shared is None:
@@ -770,15 +779,6 @@ class Manager:
 
 def _files(info: TargetInfo) -> Files:
     return frozenset((f.file_id, os.fstat(f.fd).st_mtime_ns) for f in info.files)
-
-
-def _room_for(descriptors: int) -> None:
-    """Raises OSError where so many descriptors are not to be had: without any, nobody gets an answer."""
-    from .room import lacking
-
-    why = lacking(descriptors, 0)
-    if why is not None:
-        raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)} ({why})")
 
 
 def _may_look() -> bool:

@@ -210,7 +210,7 @@ class SharedPrograms:
             self._detach(link)
         self._close_file(file_id)
 
-    def _make_room(self) -> bool:
+    def make_room(self) -> bool:
         """Let go of a file that is not needed now, for one that is; False when all are."""
         unused = self._unused()
         if unused:
@@ -310,7 +310,7 @@ class SharedPrograms:
     def _check_layouts(self) -> None:
         """That one is free. What is kept for the next process goes before somebody is turned away."""
         while not self._free_layouts:
-            if not self._make_room() and not self.spare_layout():
+            if not self.make_room() and not self.spare_layout():
                 raise TargetError("too many builds of engines are watched at once", "raise the issue with us")
 
     def users(self, slot: int) -> int:
@@ -339,7 +339,7 @@ class SharedPrograms:
         file_id = (f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}", status.st_ino)
         file = self._files.get(file_id)
         if file is None:
-            if not self._free_templates and not self._make_room():
+            if not self._free_templates and not self.make_room():
                 raise TargetError("too many files of engines are watched at once", "raise the issue with us")
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             file = self._files[file_id] = _File(fd, _version(fd), self._free_templates.pop())

@@ -69,6 +69,18 @@ def test_few_descriptors(program: Path, tmp_path: Path, limit: int) -> None:
         assert daemon.stop() == 0
 
 
+def test_descriptors_of_the_dead_are_for_the_living(tmp_path: Path) -> None:
+    """One build of an engine after the other: what is kept of those that ended is in nobody's way."""
+    with Daemon(tmp_path / "d", f"{NAME}*", under=["prlimit", "--nofile=100:100"]) as daemon:
+        daemon.scanned()
+        for number in range(16):
+            with Engine(copied(engine(), tmp_path, f"{NAME}-{number}")) as stub:
+                daemon.wait_for(stub.pid, lambda t: t["state"] in ("watched", "unprofiled"))
+                assert daemon.wait_for(stub.pid, lambda t: True)["state"] == "watched", daemon.log()
+                stub.order(PREFILL)
+                daemon.wait_for_tokens(stub.pid, 4, 0)
+
+
 def test_who_waits_is_watched_when_there_is_room(program: Path, tmp_path: Path) -> None:
     """targets.max: the second one waits, says so, and is watched once the first has ended."""
     with Daemon(tmp_path, f"{NAME}*", targets={"max": 1}, discovery={"scan_every": "1d"}) as daemon:
