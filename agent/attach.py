@@ -24,6 +24,7 @@ from .bursts import BurstDriver, Probes
 from .callbook import CallBook
 from .callfigures import with_calls
 from .callwatch import CallWatch
+from .causekeeper import CauseKeeper
 from .causes import CauseOptions, Causes, TargetCauses
 from .errors import MachineError, ProfinferError, TargetEnded, TargetError, UsageError
 from .kernel.check import returns_under_seccomp, seccomp_mode
@@ -38,7 +39,7 @@ from .model.snapshot import Snapshot
 from .model.tensors import Graph
 from .model.tokens import Phase
 from .pace import SETTLING, Pace
-from .prices import prices_here
+from .prices import ASSUMED, prices_here
 from .settle import LayoutSettler, layout_fields
 from .target.backendname import backend_name
 from .target.facts import FileInfo, HookSite, TargetInfo
@@ -173,6 +174,7 @@ class Attachment:
         self._offloads = False  # other backends than the CPU compute
         self._splits = False  # and their graphs are probed
         self._call_options: dict[str, Any] | None = None
+        self._keeper: CauseKeeper | None = None
         self._whys = Whys(process)
         self._ended_fd: int | None = None  # readable when the process has ended
         self.attached = Attached(programs.method, None, True, 0.0, 0)
@@ -326,7 +328,7 @@ class Attachment:
         """The part of the budget that is for calls described by data: what tokens and graphs leave over,
         and half of that where operators are sampled."""
         ratio = self._config.budget_ratio if self._config else 1.0
-        return ratio if self._driver is None else self._driver.free_ratio / 2
+        return ratio if self._driver is None else self._driver.free_for_calls / 2
 
     def _keep_calls(self, now: float) -> None:
         """What watching calls costs stays within the budget, and the operators' account knows of it."""
@@ -334,6 +336,19 @@ class Attachment:
             cost = self._calls.keep(now, self._free_for_calls)
             if self._driver is not None:
                 self._driver.engine_calls_s += cost
+
+    def _keep_causes(self, now: float) -> None:
+        """Watching waits and page faults stays within what tokens, graphs and calls leave over."""
+        if self._keeper is None or self._config is None:
+            return
+        if self._driver is not None:
+            free, graphs = self._driver.free_for_causes, self._driver.graphs_seen
+            cost = self._keeper.keep(now, self._driver.busy_s, free, graphs=graphs)
+            for part, seconds in cost.items():
+                self._driver.causes_s[part] = self._driver.causes_s.get(part, 0.0) + seconds
+            return
+        totals = self._session.calls.totals.values() if self._session is not None else ()
+        self._keeper.keep(now, sum(total.ns for total in totals) / 1e9, self._config.budget_ratio)
 
     def _attach_splits(self) -> None:
         """What is given to other backends than the CPU: from now on, for it costs two hits a split."""
@@ -360,6 +375,8 @@ class Attachment:
         if self._driver is not None:
             return
         self._ops, self._prices = "sampled", prices
+        if self._keeper is not None:
+            self._keeper.prices = prices
         for file in self.info.files:
             if file.op_source is not None:
                 self.attached.op_source = self.attached.op_source or file.op_source
@@ -409,7 +426,10 @@ class Attachment:
         # Only now: a graph whose operators have no probes (yet) would look uncovered.
         self._set_mode()
         if self._target_causes is None:
-            self._target_causes = TargetCauses(self._causes, self.process, self.sinks)
+            self._target_causes = TargetCauses(self._causes, self.process, self.sinks, self._programs)
+            if self._ops != "all" and self._config is not None and self._causes.parts():
+                prices, ratio = self._prices or ASSUMED, self._config.budget_ratio
+                self._keeper = CauseKeeper(self._target_causes, prices, ratio)
         if not self._attached and self._calls is None:
             self._offloads = True  # calls may be all that there is
             self._look_at_calls(time.monotonic())
@@ -533,6 +553,7 @@ class Attachment:
         if self._shared is not None:
             return
         self._keep_calls(now)
+        self._keep_causes(now)
         if self._driver is not None:
             with contextlib.suppress(TargetEnded):  # the caller asks whether it is alive
                 self._driver.tick(now)
@@ -565,6 +586,7 @@ class Attachment:
             self._look_for_table()
             self._look_at_calls(now_s)
             self._keep_calls(now_s)
+            self._keep_causes(now_s)
         return None if self._driver is None else self._driver.observe(now_s)
 
     def follow(self, decision: Decision, now_s: float) -> None:
@@ -586,7 +608,7 @@ class Attachment:
     @property
     def burst_left_s(self) -> float | None:
         """How long probes stay that are there for a short time only, None when there are none."""
-        if self._calls is not None and self._calls.hurried:
+        if (self._calls is not None and self._calls.hurried) or (self._keeper and self._keeper.hurried):
             return 0.0
         return None if self._driver is None else self._driver.left_s
 
@@ -732,6 +754,8 @@ class Attachment:
             snapshot = dataclasses.replace(snapshot, notes=kept)
         if self._target_causes is not None:
             snapshot = self._target_causes.describe(snapshot, graphs=self._sees_graphs)
+        if self._keeper is not None:
+            snapshot = self._keeper.describe(snapshot)
         notes = [*self.info.notes, *self.attached.notes]
         if self._layout is None and self._settler.reason is not None:
             notes.append(f"graphs: none could be read yet, {self._settler.reason}")

@@ -81,7 +81,7 @@ class BurstDriver:
         self._constants = programs.types.constants()
         self._sampled = SampledOps()
         self._slots = SumSlots(programs, self._sampled, tgid)
-        self._loads = LoadMaker(str(tgid), prices, programs.stats())
+        self._loads = LoadMaker(str(tgid), prices, programs.stats(), programs.graph_clock_ns(tgid))
         self._decision: Decision | None = None
         self._state = _State()
         self._transitions: deque[Transition] = deque(maxlen=MAX_TRANSITIONS)
@@ -92,6 +92,10 @@ class BurstDriver:
         self.notes: list[str] = []
         self.engine_calls_s = 0.0
         """Cost of probes on calls that are described by data, which others put there, since the last tick."""
+        self.causes_s: dict[str, float] = {}
+        """And of watching waits and page faults."""
+        self.busy_s = 0.0
+        """Seconds in which graphs ran (calls, where graphs are shed) that have ended."""
         self._mode()
 
     def bind(self, session: Session) -> None:
@@ -112,9 +116,25 @@ class BurstDriver:
         return None if decision is None or not self._state.armed else decision.burst_left_s or 0.0
 
     @property
-    def free_ratio(self) -> float:
-        """What probes on tokens and graphs leave over of the budget."""
-        return self._config.budget_ratio if self._decision is None else self._decision.free_ratio
+    def graphs_seen(self) -> bool:
+        """Whether graphs are watched now: that level may be shed."""
+        return "graphs" in self._state.groups
+
+    @property
+    def free_for_calls(self) -> float:
+        """What tokens, graphs, waits and page faults leave over of the budget."""
+        decision = self._decision
+        if decision is None:
+            return self._config.budget_ratio
+        return max(0.0, decision.free_ratio - decision.causes_ratio)
+
+    @property
+    def free_for_causes(self) -> float:
+        """What tokens, graphs and calls that are described by data leave over of it."""
+        decision = self._decision
+        if decision is None:
+            return self._config.budget_ratio
+        return max(0.0, decision.free_ratio - decision.engine_calls_ratio)
 
     # ---- each tick ----------------------------------------------------------------------
 
@@ -134,14 +154,17 @@ class BurstDriver:
         for ran in fresh:
             self._slots.ran(ran)
         cost, self.engine_calls_s = self.engine_calls_s, 0.0
+        causes, self.causes_s = self.causes_s, {}
         load = self._loads.make(
             self._session,
             fresh,
             self._programs.stats(),
             summing=len(self._programs.owned_slots()) if self._state.armed else 0,
-            graphs_seen="graphs" in self._state.groups,
+            graphs_seen=self.graphs_seen,
+            clock_ns=self._programs.graph_clock_ns(self._tgid),
         )
-        return dataclasses.replace(load, engine_calls_s=cost)
+        self.busy_s += load.busy_s
+        return dataclasses.replace(load, engine_calls_s=cost, causes_s=causes)
 
     def follow(self, decision: Decision, now_s: float) -> None:
         """Do as the controller says: the other half."""

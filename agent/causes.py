@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -24,7 +24,8 @@ from .kernel.programs import GgmlPrograms, Probe, possible_cpus
 from .kernel.residency import resident_bytes
 from .model.addresses import ANON, FILE, MODEL, STACK, Area, Piece, layer_of
 from .model.barriers import BarrierStore
-from .model.causes import CoreKind, Faults, ModelMemory, Quota, Taker, Threads
+from .model.causebudget import FAULTS, WAITS
+from .model.causes import Cause, CoreKind, Faults, ModelMemory, Quota, Taker, Threads
 from .model.graphwork import Mark
 from .model.paging import FaultStore
 from .model.session import Session, Settled
@@ -44,6 +45,8 @@ TS_EXITED = 2  # enum thread_state
 SHARED = ("targets", "threads", "graph_clocks")
 LOOK_SECONDS = 1.0
 FRESH_SECONDS = 0.1
+COUNT_SECONDS = 0.03
+"""How old a look at the threads may be from which their waits are counted."""
 MAPS_SECONDS = 0.2
 """Least time between two looks at the target's mappings when addresses are unknown."""
 MAPS_SHARE = 0.005
@@ -96,6 +99,8 @@ class Causes:
         self._next_look = 0.0
         self._rows: tuple[Records, int] | None = None
         self._strange: set[int] = set()
+        self._switches = 0
+        self._switches_at: int | None = None
 
     @classmethod
     def load(
@@ -128,6 +133,7 @@ class Causes:
             if self.sched is not None:
                 kinds = kind_numbers(self.kinds, possible_cpus())
                 self.sched = self._attach("the scheduler", self.sched, lambda p: p.attach(kinds))
+                self._count_switches()
         if self.sched is not None:
             shared["sched_threads"] = self.sched.map("sched_threads").fd
         if options.faults:
@@ -178,6 +184,73 @@ class Causes:
         if any(probe.level == names["BP_ARRIVE"] for probe in probes):
             self.barriers.attach(file.open_path, pid, probes)
 
+    def tend(self) -> None:
+        """Detach what no target wants: a program costs every process of this machine its call, whoever
+        is watched."""
+        if not self.targets:
+            return
+        for part, programs in ((WAITS, self.sched), (FAULTS, self.faults)):
+            if programs is not None and not any(part in target.watched for target in self.targets):
+                programs.detach()
+                self._count_switches()
+
+    def ready(self, part: str) -> bool:
+        """Whether what watches ``part`` is attached; attaches it where it was taken off."""
+        try:
+            if part == WAITS and self.sched is not None:
+                if not self.sched.attached:
+                    self._count_switches()
+                    self.sched.attach(kind_numbers(self.kinds, possible_cpus()))
+                return True
+            if part == FAULTS and self.faults is not None:
+                if not self.faults.cpus:
+                    self.faults.attach(online_cpus())
+                return True
+        except (ProfinferError, OSError) as error:
+            programs = self.sched if part == WAITS else self.faults
+            if programs is not None:
+                programs.detach()  # of some that go together, all or none
+            what = "the scheduler" if part == WAITS else "page faults"
+            note = f"{what} cannot be watched again: {_reason(error)}"
+            if note not in self.notes:
+                self.notes.append(note)
+        return False
+
+    def attached(self, part: str) -> bool:
+        """Whether programs are there that run whoever causes it."""
+        if part == WAITS:
+            return self.sched is not None and self.sched.attached
+        return self.faults is not None and bool(self.faults.cpus)
+
+    def parts(self) -> frozenset[str]:
+        """What can be watched here."""
+        there = ((WAITS, self.sched), (FAULTS, self.faults))
+        return frozenset(part for part, programs in there if programs is not None)
+
+    def hits(self) -> dict[str, int]:
+        """By part, how often something was looked at, of all targets: cheap enough for every drain."""
+        found = {}
+        if self.sched is not None:
+            found[WAITS] = self.sched.stats().get("switches", 0)
+        if self.faults is not None:
+            found[FAULTS] = self.faults.stats().get("faults", 0)
+        return found
+
+    def switches(self) -> int | None:
+        """Switches between threads, of all processes of this machine, at which a program of ours was run;
+        None where the scheduler is not watched."""
+        if self.sched is None:
+            return None
+        self._count_switches()
+        return self._switches
+
+    def _count_switches(self) -> None:
+        """To be called before programs come or go, too."""
+        now, attached = _switches_here(), self.sched is not None and self.sched.attached
+        if attached and self._switches_at is not None and now is not None:
+            self._switches += max(0, now - self._switches_at)
+        self._switches_at = now
+
     def drain(self) -> dict[str, Records]:
         """New records by kind (as recordings name them), of all targets; kinds without any are left
         out. To be called after the events of the ggml programs were drained."""
@@ -211,7 +284,7 @@ class Causes:
         if now < self._next_look:
             return
         self._next_look = now + LOOK_SECONDS
-        if self.faults is not None:
+        if self.attached(FAULTS) and self.faults is not None:
             cpus = online_cpus()
             with contextlib.suppress(ProfinferError):  # tried again in a second
                 if self.faults.close_stopped() or frozenset(cpus) != self.faults.cpus:
@@ -272,17 +345,39 @@ class Causes:
         self.barriers = self.faults = self.sched = None
 
 
+@dataclass(frozen=True, slots=True)
+class CauseCounts:
+    """Of one target: ``waits`` of its threads that ended, ``records`` of them, page ``faults``."""
+
+    waits: int = 0
+    records: int = 0
+    faults: int = 0
+
+
 class TargetCauses:
     """Scheduler, faults and barriers of one target. Close it."""
 
     def __init__(
-        self, causes: Causes, process: Process, sinks: Sequence[Callable[[Mapping[str, Records]], None]] = ()
+        self,
+        causes: Causes,
+        process: Process,
+        sinks: Sequence[Callable[[Mapping[str, Records]], None]] = (),
+        programs: GgmlPrograms | None = None,
     ) -> None:
-        """The target must be in the ggml programs' map "targets" by now. ``sinks`` are told of its
-        records, by kind."""
+        """The target must be in the map "targets" of ``programs`` by now, which may be left out where
+        :meth:`watch` is not needed. ``sinks`` are told of its records, by kind."""
         self.process = process
+        self.watched = frozenset(part for part in causes.parts() if causes.ready(part))
+        """Waits, page faults: of what there is here, what is not shed."""
+        self._programs = programs
+        # Since when (ns), and the graph clock then.
+        self._away = {part: (time.monotonic_ns(), 0) for part in causes.parts() - self.watched}
+        self._unwatched = dict.fromkeys((WAITS, FAULTS), 0)
+        self._clock_unwatched = 0
+        self._counted: dict[int, int] = {}
+        self._episodes = self._spans = 0
         self.sinks = sinks
-        self._causes = causes
+        self.causes = causes
         tgid = process.pid
         self._sums = ThreadSums(tgid)
         self._faults = FaultStore(tgid)
@@ -309,10 +404,96 @@ class TargetCauses:
             self._read_maps()
         causes.targets.append(self)
 
+    # ---- what is watched ------------------------------------------------------------------
+
+    def watch(self, parts: Collection[str]) -> None:
+        """Watch these parts and no others, as far as they can be watched here."""
+        wanted = frozenset(parts) & self.causes.parts()
+        back = frozenset(part for part in wanted - self.watched if self.causes.ready(part))
+        gone = self.watched - wanted
+        if self._programs is None or not (back or gone):
+            return
+        now = time.monotonic_ns()
+        before, self.watched = self.watched, (self.watched | back) - gone
+        names = self._programs.types.constants()
+        flags = {WAITS: names["TG_NO_WAITS"], FAULTS: names["TG_NO_FAULTS"]}
+        away = self.causes.parts() - self.watched
+        self._programs.leave_out(self.process.pid, sum(flags[part] for part in away))
+        if WAITS in gone:
+            self._set_waits_aside(now)
+        elif WAITS in back:
+            self._take_waits_up(now)
+        if FAULTS in gone:
+            self._away[FAULTS] = (now, 0)
+        elif FAULTS in back:
+            self._unwatched[FAULTS] += now - self._away.pop(FAULTS, (now, 0))[0]
+        if before - self.watched:
+            self.causes.tend()
+
+    def _set_waits_aside(self, now_ns: int) -> None:
+        """No program touches the entries of its threads any more: what they say is kept here."""
+        sched = self.causes.sched
+        if sched is None:
+            return
+        clock = sched.clock(self.process.pid, now_ns) or 0
+        rows, _ = self._rows(0.0)
+        self._count(rows)
+        self._lost_spans += int(rows["lost"].sum())
+        self.causes.forget_threads(self._sums.set_aside(rows, now_ns, clock))
+        self._counted.clear()
+        self._away[WAITS] = (now_ns, clock)
+        if self._waits is not None:
+            self._waits.away(now_ns)
+
+    def _take_waits_up(self, now_ns: int) -> None:
+        """Switches begin entries from now on; of threads that are not switched, as at first."""
+        sched = self.causes.sched
+        if sched is None:
+            return
+        sched.seed(self.process.pid, _states(self.process.pid), now_ns)
+        since, clock = self._away.pop(WAITS, (now_ns, 0))
+        self._unwatched[WAITS] += now_ns - since
+        self._clock_unwatched += max(0, (sched.clock(self.process.pid, now_ns) or 0) - clock)
+        if self._waits is not None:
+            self._waits.back(now_ns)
+
+    def unwatched_ns(self, part: str) -> int:
+        """How long a part was not watched so far."""
+        away = self._away.get(part)
+        return self._unwatched[part] + (max(0, time.monotonic_ns() - away[0]) if away else 0)
+
+    def counts(self) -> CauseCounts:
+        """What was looked at so far."""
+        causes = self.causes
+        if WAITS in self.watched:
+            self._count(self._rows(COUNT_SECONDS)[0])
+        found = causes.faults.counts(self.process.pid) if causes.faults is not None else None
+        return CauseCounts(self._episodes, self._spans, found["minor"] + found["major"] if found else 0)
+
+    def _count(self, rows: Records) -> None:
+        """Add the waits of these threads that ended since the last time."""
+        waits = rows["waits"].astype(np.int64)
+        for tid, count in zip(
+            rows["tid"].tolist(), (waits.sum(axis=1) - waits[:, Cause.WAKEUP]).tolist(), strict=True
+        ):
+            before = self._counted.get(tid, 0)
+            # Another thread may have the number of one that ended.
+            self._episodes += count - before if count >= before else count
+            self._counted[tid] = count
+
+    def busy_ns(self) -> int:
+        """How long graphs of it have run on the CPU, those that run now included."""
+        sched = self.causes.sched
+        return 0 if sched is None else sched.clock(self.process.pid, time.monotonic_ns()) or 0
+
+    # ---- records --------------------------------------------------------------------------
+
     def bind(self, session: Session) -> None:
         """The session whose calls and graphs waits are joined with."""
         self._session = session
         self._waits = CallWaits(self.process.pid, session.plans)
+        if WAITS in self._away:
+            self._waits.away(self._away[WAITS][0])
         session.listeners.append(self._settled)
         for records in self._early:
             self._take(records)
@@ -323,6 +504,7 @@ class TargetCauses:
         Records of other targets are passed over."""
         own = {name: some[some["tgid"] == self.process.pid] for name, some in records.items()}
         records = {name: some for name, some in own.items() if len(some)}
+        self._spans += len(records.get("sched_spans", ()))
         for sink in self.sinks if records else ():
             sink(records)
         faults = records.get("page_faults")
@@ -357,7 +539,7 @@ class TargetCauses:
         call, work = settled.call, settled.work
         if self._waits is not None:
             self._waits.call(call, phase, sum(tokens.tokens for tokens in settled.tokens))
-        if self._causes.barriers is not None and self._session is not None:
+        if self.causes.barriers is not None and self._session is not None:
             for root in call.graphs:
                 for run in (root, *root.inner):
                     if run.seq in work:
@@ -367,7 +549,7 @@ class TargetCauses:
     # ---- addresses ------------------------------------------------------------------------
 
     def _learn_graphs(self) -> None:
-        if self._session is None or self._causes.faults is None:
+        if self._session is None or self.causes.faults is None:
             return
         for tgid, graph in self._session.graphs():
             if tgid == self.process.pid and graph.hash not in self._graphs and len(self._graphs) < 4096:
@@ -416,18 +598,25 @@ class TargetCauses:
 
     def sweep(self, rows: Records) -> None:
         """Of its threads' entries, those of threads that are gone are added up and deleted."""
-        pid, sched = self.process.pid, self._causes.sched
-        left = gone(pid, rows["tid"].tolist(), threads_of(pid)) if len(rows) else []
-        if left and sched is not None:
+        pid, sched = self.process.pid, self.causes.sched
+        aside = self._sums.aside()
+        if sched is None or not (len(rows) or aside):
+            return
+        left = gone(pid, [*rows["tid"].tolist(), *aside], threads_of(pid))
+        if left:
             # Read anew: one that was still there when these were read has run since.
             ended = sched.threads(left)
+            self._count(ended)
             self._lost_spans += int(ended["lost"].sum())
-            self._causes.forget_threads(self._sums.end(ended))
+            self.causes.forget_threads(self._sums.end(ended))
+            self._sums.end_aside(left)
+            for tid in left:
+                self._counted.pop(tid, None)
 
     def describe(self, snapshot: Snapshot, *, graphs: bool = True) -> Snapshot:
         """The snapshot with ``threads`` and ``faults``. ``graphs``: whether graphs can be seen at all."""
-        notes = (*snapshot.notes, *self._causes.notes, *self.notes)
-        if self._causes.sched is not None:
+        notes = (*snapshot.notes, *self.causes.notes, *self.notes)
+        if self.causes.sched is not None:
             notes = (*notes, *self._unseen(snapshot, graphs))
         kinds = {**snapshot.lost.by_kind, **self.lost()}
         snapshot = dataclasses.replace(snapshot, lost=Lost(sum(kinds.values()), kinds))
@@ -443,7 +632,7 @@ class TargetCauses:
 
     def lost(self) -> dict[str, int]:
         """Records of this target that found no room, by kind."""
-        causes, out = self._causes, {}
+        causes, out = self.causes, {}
         if causes.sched is not None:
             out["sched_spans"] = self._lost_spans + int(self._rows()[0]["lost"].sum())
         if causes.faults is not None:
@@ -453,11 +642,11 @@ class TargetCauses:
         return out
 
     def _rows(self, fresh_s: float = FRESH_SECONDS) -> tuple[Records, int]:
-        rows, now_ns = self._causes.thread_rows(fresh_s)
+        rows, now_ns = self.causes.thread_rows(fresh_s)
         return rows[rows["tgid"] == self.process.pid], now_ns
 
     def _threads(self) -> Threads | None:
-        sched, waits = self._causes.sched, self._waits
+        sched, waits = self.causes.sched, self._waits
         if sched is None:
             return None
         rows, now = self._rows()
@@ -466,24 +655,30 @@ class TargetCauses:
             rows,
             now_ns=now,
             clock_ns=clock,
-            kinds=self._causes.kinds,
+            kinds=self.causes.kinds,
             leaders=waits.leaders if waits else (),
             settings={int(tid): _setting(int(tid)) for tid in rows["tid"][rows["work_run_ns"] > 0]},
         )
-        traced = self._causes.barriers is not None
+        traced = self.causes.barriers is not None
         return Threads(
-            work_seconds=clock / 1e9,
+            work_seconds=max(0, self._clock_watched(clock)) / 1e9,
             threads=threads,
             takers=_with_ourselves(waits.takers()) if waits else (),
             phases=waits.phases() if waits else (),
             ops=waits.ops() if waits else (),
-            cores=self._causes.kinds,
+            cores=self.causes.kinds,
             quota=_quota(self._quota_then, self._group_times()),
             online_cpus=len(online_cpus()),
             records=waits.records if waits else 0,
+            unwatched_seconds=self.unwatched_ns(WAITS) / 1e9,
             barriers=self._barriers.threads() if traced else None,
             op_barriers=self._barriers.ops() if traced else None,
         )
+
+    def _clock_watched(self, clock: int) -> int:
+        """Of the graph clock, what passed while waits were watched."""
+        away = self._away.get(WAITS)
+        return (clock if away is None else away[1]) - self._clock_unwatched
 
     def _group_times(self) -> GroupTimes | None:
         """Of the control group: a dozen files, for figures that tell of seconds."""
@@ -494,12 +689,13 @@ class TargetCauses:
         return self._quota_now
 
     def _fault_figures(self) -> Faults | None:
-        programs = self._causes.faults
+        programs = self.causes.faults
         if programs is None:
             return None
         self._learn_graphs()
         totals = programs.counts(self.process.pid)
-        return self._faults.figures(totals, model=self._model(), fault_around=self._fault_around)
+        figures = self._faults.figures(totals, model=self._model(), fault_around=self._fault_around)
+        return dataclasses.replace(figures, unwatched_seconds=self.unwatched_ns(FAULTS) / 1e9)
 
     def _model(self) -> ModelMemory | None:
         """How the model's files are in memory now."""
@@ -540,18 +736,19 @@ class TargetCauses:
         if self._faults.wants_maps:
             self._read_maps()
         self._faults.settle(1 << 62)
-        if self._causes.sched is not None:
+        if self.causes.sched is not None:
             self.sweep(self._rows(0.0)[0])
 
     def close(self) -> None:
         """Let go of the model's files, and of what the kernel keeps of it. May be called twice."""
-        causes = self._causes
+        causes = self.causes
         if self in causes.targets:
             causes.targets.remove(self)
             if causes.sched is not None:
                 causes.forget_threads(self._rows(0.0)[0]["tid"].tolist())
             if causes.faults is not None:
                 causes.faults.forget(self.process.pid)
+            causes.tend()
         while self._models:
             os.close(self._models.pop().fd)
 
@@ -622,6 +819,16 @@ N = TypeVar("N", int, float)
 
 def _since(then: N | None, now: N | None) -> N | None:
     return None if then is None or now is None or now < then else now - then
+
+
+def _switches_here() -> int | None:
+    """Switches between threads since this machine was started."""
+    try:
+        with open("/proc/stat", "rb") as file:
+            line = next((line for line in file if line.startswith(b"ctxt ")), b"")
+        return int(line.split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def _number_in(path: str) -> int | None:

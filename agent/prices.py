@@ -17,6 +17,16 @@ COLD = 1.5
 """An engine that reads its weights between two hits finds the kernel's lines gone: there a hit
 cost 1.2 to 1.8 times what calibration finds, least with one thread (docs/benchmarks.md)."""
 
+_CAUSES = {
+    "wait_ns": "wait",
+    "wait_record_ns": "wait_record",
+    "other_switch_ns": "other_switch",
+    "fault_ns": "fault",
+}
+ASSUMED = Prices(0, 0, 0, 0, wait_ns=1500, wait_record_ns=300, other_switch_ns=400, fault_ns=600)
+"""Of waits and page faults, where the kernel does not time its programs for us (that takes CAP_SYS_ADMIN):
+some more than on the machine that this was written on."""
+
 WORST_CYCLE_NS = 10e6
 """What arming and disarming two sites takes at most: 0.3 to 0.7 ms were measured, 5 ms with a hundred
 sites (design D5). A calibration on a machine with five times as much to do as it has cores said 4 s,
@@ -52,4 +62,5 @@ def prices_of(found: Calibration, mode: str) -> Prices:
         # The median of a stall can hide in noise; its upper end cannot.
         cycle_ns=min(found.ns_per_cycle_stall.high, WORST_CYCLE_NS) if found.ns_per_cycle_stall else 1e6,
         walk_ns=ns("walk"),
+        **{name: ns(kind) if found.hit(kind) else getattr(ASSUMED, name) for name, kind in _CAUSES.items()},
     )

@@ -13,6 +13,7 @@ Row = tuple[tuple[str, ...], Sequence[float | None]]
 WAITS = ("sched_wait_seconds_total",)
 PREEMPTIONS = ("preemptions_total",)
 FAULTS = ("page_faults_total",)
+UNWATCHED = ("cause_unwatched_seconds_total",)
 RESIDENT = ("model_resident_bytes",)
 
 
@@ -34,6 +35,14 @@ def fault_rows(snapshot: Snapshot, target: str) -> Iterator[Row]:
     if snapshot.faults is not None:
         for one in snapshot.faults.counts:
             yield (target, one.kind, one.mapping), (one.count,)
+
+
+def unwatched_rows(snapshot: Snapshot, target: str) -> Iterator[Row]:
+    """Labels target, what."""
+    if snapshot.threads is not None:
+        yield (target, "waits"), (snapshot.threads.unwatched_seconds,)
+    if snapshot.faults is not None:
+        yield (target, "faults"), (snapshot.faults.unwatched_seconds,)
 
 
 def resident_rows(snapshot: Snapshot, target: str) -> Iterator[Row]:

@@ -379,6 +379,7 @@ class SnapshotCollector(Collector):
             (causemetrics.WAITS, causemetrics.wait_rows, _fold_last),
             (causemetrics.PREEMPTIONS, causemetrics.preemption_rows, _fold_target),
             (causemetrics.FAULTS, causemetrics.fault_rows, _fold_call),
+            (causemetrics.UNWATCHED, causemetrics.unwatched_rows, _fold_last),
             (causemetrics.RESIDENT, causemetrics.resident_rows, _fold_target),
         ):
             rows = self._rows(names[0], each, fold)

@@ -185,10 +185,14 @@ METRICS: tuple[Metric, ...] = (
              "Times that op probes were armed: as long as planned, or cut short."),
     _counter("overhead_seconds", "seconds", ("target", "how"), Source.SAMPLING,
              "What profiling cost the target, estimated from calibrated prices: hits of call, graph and op "
-             "probes, and cycles of arming and disarming."),
+             "probes, cycles of arming and disarming, calls of engines described by data (engine_call), "
+             "and watching waits and page faults."),
     _gauge("overhead_measured_seconds", "seconds", ("target", "bound"), Source.SAMPLING,
            "What op probes cost it until now as its own tokens show: mean, and low and high end of a 95 % "
            "interval. Compare with how op and cycle of overhead_seconds_total."),
+    _counter("cause_unwatched_seconds", "seconds", ("target", "what"), Source.KERNEL,
+             "Time in which waits or page faults of the target were not watched because that cost too much "
+             "of the budget; what came then is in no other figure."),
     _counter("page_faults", "faults", ("target", "kind", "mapping"), Source.KERNEL,
              "Page faults of the target's threads, by what the page belongs to. A fault is not a page: the "
              "kernel maps neighbours along."),

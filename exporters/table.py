@@ -18,6 +18,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from ..agent.model.causes import ShedPart
 from ..agent.model.latency import Summary
 from ..agent.model.snapshot import Budget, Overhead, Snapshot
 from . import calltable, text
@@ -25,6 +26,7 @@ from .summary import OpRow, PhaseOps, coverage, failed_calls, phase_ops, rates
 from .verdicts import verdict_lines
 
 WIDE = 118
+SHED_WORDS = {"waits": "waits", "faults": "page faults"}
 """From this width on, the table has its additional columns."""
 ROWS = 12
 """Operators listed per phase when the height is free."""
@@ -223,7 +225,7 @@ class TableExporter:
 
     # ---- at what cost --------------------------------------------------------------------
 
-    def _budget(self, overhead: Overhead, budget: Budget) -> Text:
+    def _budget(self, overhead: Overhead, budget: Budget, shed: tuple[ShedPart, ...]) -> Text:
         line = Text(no_wrap=True, overflow="ellipsis")
         line.append("slowdown ", "dim").append(_share(overhead.estimated_ratio), "bold")
         line.append(f" of {_share(overhead.budget_ratio)}, measured ")
@@ -232,7 +234,11 @@ class TableExporter:
         if budget.level != "op":
             doing.append("  shed to ", "dim")
             doing.append(_name(f"{budget.level}: {budget.reason}", 90), "yellow")
-        elif self._height is not None:  # at the end, nothing is being done any more
+        if shed:
+            parts = " and ".join(_name(SHED_WORDS.get(one.part, one.part), 20) for one in shed)
+            doing.append("  not watched: ", "dim").append(parts, "yellow")
+        if budget.level == "op" and self._height is not None:
+            # At the end, nothing is being done any more.
             doing.append("  ops ", "dim").append(_name(budget.activity, 60))
         if overhead.measured_ci95 is not None:
             low, high = overhead.measured_ci95
@@ -269,7 +275,7 @@ class TableExporter:
             line.append(f" ({kinds})")
         failed = failed_calls(snapshot)
         if snapshot.budget is not None:
-            line.append("\n").append(self._budget(snapshot.overhead, snapshot.budget))
+            line.append("\n").append(self._budget(snapshot.overhead, snapshot.budget, snapshot.causes_shed))
         if failed:
             line.append("\nfailed calls ", "dim")
             line.append(", ".join(f"{text.count(n)} with status {s}" for s, n in failed[:6]), "yellow")

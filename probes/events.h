@@ -216,6 +216,8 @@ enum target_flag {
 	TG_NO_CALLS = 1 << 1,	/* these levels are shed, though others need the links */
 	TG_NO_GRAPHS = 1 << 2,
 	TG_TEMPLATE = 1 << 3,	/* map "templates": there is one */
+	TG_NO_WAITS = 1 << 4,	/* shed: sched.bpf.c does not look at its threads, */
+	TG_NO_FAULTS = 1 << 5,	/* nor faults.bpf.c at its page faults */
 };
 
 struct target {

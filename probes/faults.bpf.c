@@ -97,7 +97,7 @@ static __always_inline int on_fault(struct perf_context *ctx, __u32 kind)
 	struct fault_rec *f;
 	__u64 addr = ctx->addr;
 
-	if (!wanted || (wanted->flags & TG_IGNORED))
+	if (!wanted || (wanted->flags & (TG_IGNORED | TG_NO_FAULTS)))
 		return 0;
 	ts = bpf_ktime_get_ns();
 	count(FS_FAULTS);

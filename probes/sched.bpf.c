@@ -187,16 +187,23 @@ static __always_inline __u64 since(__u64 now, __u64 then, __u64 most)
 	return d < most ? d : most;
 }
 
-/* Entry of a thread of a watched process, 0 for all others. */
+/* Whether waits of its process are looked at. Nearly all threads of a machine are none of those: this
+ * comes before all else. */
+static __always_inline bool is_watched(struct task_struct *p)
+{
+	__u32 tgid = p->tgid;
+	struct target *wanted = bpf_map_lookup_elem(&targets, &tgid);
+
+	return wanted && !(wanted->flags & (TG_IGNORED | TG_NO_WAITS));
+}
+
+/* Entry of a thread of a watched process. */
 static __always_inline struct sched_thread *entry_of(struct task_struct *p, __u64 ts, __u32 state)
 {
 	__u32 tgid = p->tgid, tid = p->pid, zero = 0;
 	struct sched_thread *t, *blank;
-	struct target *wanted = bpf_map_lookup_elem(&targets, &tgid);
 	__u64 clock;
 
-	if (!wanted || (wanted->flags & TG_IGNORED))
-		return 0;
 	t = bpf_map_lookup_elem(&sched_threads, &tid);
 	if (t && t->tgid == tgid)
 		return t;
@@ -462,8 +469,11 @@ __noinline int comes(struct sched_thread *t, __u64 ts)
 
 static __always_inline void enters(struct task_struct *p, __u64 ts)
 {
-	struct sched_thread *t = entry_of(p, ts, TS_OFF);
+	struct sched_thread *t;
 
+	if (!is_watched(p))
+		return;
+	t = entry_of(p, ts, TS_OFF);
 	if (t && t->state != TS_EXITED)
 		comes(t, ts);
 }
@@ -483,11 +493,14 @@ static __noinline void catches_up(struct sched_thread *t, struct task_struct *p,
 static __always_inline void leaves(struct task_struct *p, struct task_struct *next,
 				   bool preempted, __u32 state, __u64 ts)
 {
-	struct sched_thread *t = entry_of(p, ts, TS_RUNNING);
+	struct sched_thread *t;
 	struct thread *own;
 	__u64 clock, ran, worked;
 	__u32 tid = p->pid, kind;
 
+	if (!is_watched(p))
+		return;
+	t = entry_of(p, ts, TS_RUNNING);
 	if (!t || t->state == TS_EXITED)
 		return;
 	count(SS_SWITCHES);
@@ -547,9 +560,13 @@ int on_switch(__u64 *ctx)
 
 static __always_inline int wakes(struct task_struct *p)
 {
-	__u64 ts = bpf_ktime_get_ns();
-	struct sched_thread *t = entry_of(p, ts, TS_OFF);
+	struct sched_thread *t;
+	__u64 ts;
 
+	if (!is_watched(p))
+		return 0;
+	ts = bpf_ktime_get_ns();
+	t = entry_of(p, ts, TS_OFF);
 	if (!t || t->state != TS_OFF || t->woken)
 		return 0;
 	t->clock_woken = graph_clock_at(t->tgid, ts);

@@ -27,8 +27,12 @@ _ROWS = {
     ("graph", ""): "graph, entry and return",
     ("call", ""): "call, entry and return",
     ("walk", ""): "node of an unknown graph",
+    ("wait", ""): "wait of a thread",
+    ("wait_record", ""): "a record of it, besides",
+    ("other_switch", ""): "switch of another process",
+    ("fault", ""): "page fault",
 }
-_SITES = {"emulated": "emulated", "stepped": "single-stepped"}
+_SITES = {"emulated": "emulated", "stepped": "single-stepped", "": "none"}
 
 
 @click.command()

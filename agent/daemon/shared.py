@@ -540,6 +540,10 @@ class TargetPrograms(GgmlPrograms):
             generation=self._generation,
         )
 
+    def leave_out(self, tgid: int, flags: int) -> None:
+        """As in the base class, for this target."""
+        self._real.leave_out(self.tgid, flags)
+
     def confirm(self, tgid: int, hash_: int) -> None:
         """As in the base class."""
         self.hashes.add(hash_)
@@ -576,6 +580,10 @@ class TargetPrograms(GgmlPrograms):
     def free_slots(self, first: int, count: int) -> None:
         """As in the base class, of this region."""
         self._real.free_slots(self._base[0] + first, count)
+
+    def graph_clock_ns(self, tgid: int) -> int:
+        """As in the base class."""
+        return self._real.graph_clock_ns(self.tgid)
 
     def stop_clock(self, tgid: int) -> None:
         """As in the base class."""

@@ -26,6 +26,7 @@ OBJ_INFO = 15
 RAW_TRACEPOINT_OPEN = 17
 MAP_LOOKUP_BATCH = 24
 LINK_CREATE = 28
+ENABLE_STATS = 32
 LINK_BY_ID, LINK_NEXT_ID = 30, 31
 
 # enum bpf_map_type, enum bpf_prog_type, enum bpf_attach_type: the members that are used
@@ -242,6 +243,12 @@ class LinkInfo:
     id: int
     kind: int
     program_id: int
+
+
+def enable_stats() -> int:
+    """Have the kernel time every program; returns a descriptor, which ends it when closed. Linux 5.8,
+    CAP_SYS_ADMIN."""
+    return bpf(ENABLE_STATS, _attr("I", 0))  # BPF_STATS_RUN_TIME
 
 
 def link_info(fd: int) -> LinkInfo:

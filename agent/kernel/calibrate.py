@@ -19,6 +19,7 @@ from ..errors import MachineError
 from . import calibration
 from .bench import Bench
 from .calibration import Calibration, Figure, HitCost, median_figure
+from .causeprices import measure_causes
 from .programs import GgmlPrograms
 from .victim import Victim
 from .victim_graph import KERNELS
@@ -97,6 +98,8 @@ def measure(
         if not quick:
             progress("measuring arming and disarming")
             wait, stall = _cycles(bench)
+            progress("measuring waits and page faults")
+            hits += measure_causes(programs, btf_path)
     return Calibration(
         method=programs.method,
         kernel=platform.release(),

@@ -25,6 +25,8 @@ from ..errors import MachineError
 from .bpfsys import strerror
 
 SCHEMA = 1
+CAUSES = ("wait", "wait_record", "other_switch", "fault")
+"""Kinds of hits that no probe makes; a kernel that does not time programs for us has none."""
 _MAX_BYTES = 1 << 16
 
 
@@ -47,8 +49,11 @@ class HitCost:
 
     ``kind``: ``op`` (thread 0, the node is found and recorded), ``other_thread`` (an op hit
     on any other thread), ``call`` and ``graph`` (entry *and* return of one), ``walk`` (one
-    node of a graph that is not recognised by its uid).
-    ``site``: ``emulated`` or ``stepped``, what the kernel does with the probed instruction.
+    node of a graph that is not recognised by its uid); ``wait`` (a thread leaves its core, wakes
+    another, is woken and comes back), ``wait_record`` (what a record of it costs besides),
+    ``other_switch`` (of a process that is not watched), ``fault``.
+    ``site``: ``emulated`` or ``stepped``, what the kernel does with the probed instruction; empty
+    where none is probed (waits and faults).
     ``mode``: ``trace`` (a record each) or ``sum`` (added up); of ``op`` only, else empty.
     """
 
@@ -73,7 +78,7 @@ class Calibration:
     machine: str
     """Processor model and how many there are."""
     programs: str
-    """Digest of the programs' object file."""
+    """Digest of the programs' object files."""
     made_at: float
     """Seconds since 1970."""
     seconds: float
@@ -89,7 +94,7 @@ class Calibration:
 
         ``mode`` is of kind ``op`` only (empty: trace).
         """
-        wanted = (kind, site, (mode or "trace") if kind == "op" else "")
+        wanted = (kind, "" if kind in CAUSES else site, (mode or "trace") if kind == "op" else "")
         return next((h.cost for h in self.ns_per_hit if (h.kind, h.site, h.mode) == wanted), None)
 
     def to_json(self) -> str:
@@ -144,9 +149,10 @@ def machine_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 @functools.cache
 def programs_digest(method: str) -> str:
-    """Digest of the object that ``method`` loads. FileNotFoundError when it was not built."""
-    path = find_object("ggml_session" if method == "session" else "ggml", platform.machine())
-    return blake2b(path.read_bytes(), digest_size=8).hexdigest()
+    """Digest of the objects that are loaded with ``method``. FileNotFoundError when one was not built."""
+    names = ("ggml_session" if method == "session" else "ggml", "sched", "faults")
+    content = b"".join(find_object(name, platform.machine()).read_bytes() for name in names)
+    return blake2b(content, digest_size=8).hexdigest()
 
 
 # ---- kept in a state folder ---------------------------------------------------------------

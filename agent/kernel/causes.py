@@ -109,10 +109,19 @@ class Part:
         sums = np.frombuffer(raw, np.uint64).reshape(-1, width // 8).sum(axis=0)
         return dict(zip(self._stat_names, (int(n) for n in sums), strict=True))
 
-    def close(self) -> None:
-        """Detach and unload. May be called twice."""
+    def run_times(self) -> dict[str, tuple[int, int]]:
+        """(ns, runs) by program, as far as the kernel was timing them."""
+        infos = {name: program.info() for name, program in self._object.programs.items()}
+        return {name: (info.run_time_ns, info.run_count) for name, info in infos.items()}
+
+    def detach(self) -> None:
+        """Look at nothing until it is attached again. May be called twice."""
         links, self._links = self._links, []
         close_together(links)
+
+    def close(self) -> None:
+        """Detach and unload. May be called twice."""
+        self.detach()
         if self._ring is not None:
             self._ring.close()
             self._ring = None
@@ -149,8 +158,17 @@ class SchedPrograms(Part):
         table = self._object.map("core_kinds")
         for cpu, kind in enumerate(kinds[: table.max_entries]):
             table.update(struct.pack("=I", cpu), struct.pack("=I", kind))
+        # Who ran last on each CPU: since when, is not known any more if we were away for a while.
+        slices = self._object.map("cpu_slices")
+        for cpu in range(slices.max_entries):
+            slices.update(struct.pack("=I", cpu), bytes(slices.value_size))
         for program, name in self._TRACEPOINTS.items():
             self._links.append(attach_raw_tracepoint(self._object.program_fd(program), name, typed=True))
+
+    @property
+    def attached(self) -> bool:
+        """Whether switches are seen."""
+        return bool(self._links)
 
     def seed(self, tgid: int, states: Mapping[int, bool], now_ns: int) -> None:
         """Threads that are there already: whether each is running or ready. A thread that spins
@@ -306,11 +324,11 @@ class FaultPrograms(Part):
         """Nobody asks for the faults of this process any more."""
         self._object.map("fault_counts").delete(struct.pack("=I", tgid))
 
-    def close(self) -> None:
-        """As :meth:`Part.close`."""
+    def detach(self) -> None:
+        """As :meth:`Part.detach`."""
         links, self._open, self._events = list(self._open.values()), {}, {}
         close_together(links)
-        super().close()
+        super().detach()
 
 
 class BarrierPrograms(Part):

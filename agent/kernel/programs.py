@@ -89,6 +89,7 @@ class GgmlPrograms:
         self._links: dict[str, list[Link]] = {}
         self._following: set[str] = set()  # groups with probes that open and close frames
         self._generation = 0
+        self._flags_left: dict[int, int] = {}
         self._rings: dict[str, Ring] = {}
         self._sums: MappedArray | None = None
         try:
@@ -191,6 +192,7 @@ class GgmlPrograms:
 
         ``generation`` grows when returns may have been missed in this process.
         """
+        flags |= self._flags_left.get(tgid, 0)
         value = self._target(layout, mode, epoch, flags, generation)
         self._targets.update(struct.pack("=I", tgid), value)
 
@@ -210,6 +212,7 @@ class GgmlPrograms:
     def forget_target(self, tgid: int, hashes: Iterable[int] = ()) -> None:
         """Stop looking at a process (its links are closed by :meth:`detach`), and forget these graphs
         of it: its number may soon be another's."""
+        self._flags_left.pop(tgid, None)
         self._targets.delete(struct.pack("=I", tgid))
         for hash_ in hashes:
             self._known.delete(self._hash_key(tgid, hash_))
@@ -272,6 +275,16 @@ class GgmlPrograms:
             value["open"] = 0
             clocks.update(key, value.tobytes())
 
+    def graph_clock_ns(self, tgid: int) -> int:
+        """How many ns graphs of the process have run on the CPU, those that run now included: known at
+        once, and also of graphs whose records were lost."""
+        raw = self._object.map("graph_clocks").lookup(struct.pack("=I", tgid))
+        if raw is None:
+            return 0
+        value = np.frombuffer(raw, self.types.dtype("graph_clock"))[0]
+        total, since = int(value["total"]), int(value["since"])
+        return total + max(0, time.monotonic_ns() - since) if value["open"] else total
+
     def sums(self, first: int, count: int) -> Records:
         """Elements of map "sums" (struct node_sum), as they are now."""
         return self._mapped_sums().read(first, count)
@@ -316,6 +329,22 @@ class GgmlPrograms:
         value = np.zeros(1, self.types.dtype("spare_slot"))
         value["slot"], value["first"], value["n_nodes"] = slot + 1, first, elements
         self._spares.update(key.tobytes(), value.tobytes())
+
+    def leave_out(self, tgid: int, flags: int) -> None:
+        """Have the programs on the scheduler and page faults pass over this target: TG_NO_WAITS and
+        TG_NO_FAULTS of ``flags``, 0: neither. It stays so whatever :meth:`set_target` says later."""
+        if flags:
+            self._flags_left[tgid] = flags
+        else:
+            self._flags_left.pop(tgid, None)
+        key = struct.pack("=I", tgid)
+        raw = self._targets.lookup(key)
+        if raw is None:
+            return
+        names = self.types.constants()
+        value = np.frombuffer(raw, self.types.dtype("target")).copy()
+        value["flags"] = value["flags"] & ~np.uint32(names["TG_NO_WAITS"] | names["TG_NO_FAULTS"]) | flags
+        self._targets.update(key, value.tobytes())
 
     def forget_graphs(self, tgid: int | None = None) -> None:
         """Forget every graph (of this process): what was read of them was read by a wrong layout."""

@@ -6,9 +6,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-HOW = ("call", "graph", "op", "cycle", "engine_call")
-"""What is paid for: hits of probes on calls, graphs and operators, arming and disarming, and hits on calls
-that the catalogue describes by data (callbudget.py)."""
+CAUSES = ("waits", "faults")
+HOW = ("call", "graph", "op", "cycle", "engine_call", *CAUSES)
+"""What is paid for: hits of probes on calls, graphs and operators, arming and disarming, hits on calls
+that the catalogue describes by data (callbudget.py), and watching waits and page faults (causebudget.py)."""
 
 
 class Account:
@@ -109,7 +110,11 @@ class Rates:
 
     def beside_ops(self) -> float:
         """Slowdown by everything but the operators."""
-        return self.always_on() + self.ratio("engine_call")
+        return self.always_on() + self.ratio("engine_call") + self.causes()
+
+    def causes(self) -> float:
+        """Slowdown by watching waits and page faults."""
+        return sum(self.ratio(how) for how in CAUSES)
 
     def graph_if_on(self) -> float:
         """Slowdown by graph probes if they were there, from when they were."""

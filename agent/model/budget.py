@@ -30,8 +30,9 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from .accounts import HOW, Account, Rates
+from .accounts import CAUSES, HOW, Account, Rates
 from .budgetdata import BudgetConfig, Burst, Decision, Load, PhaseLoad, Prices
+from .callbudget import FILL
 from .levels import Level, LevelMachine, Transition, Verdict
 
 __all__ = [
@@ -164,6 +165,7 @@ class Controller:
             "graph": (load.graph_hits * prices.graph_ns + load.walked * prices.walk_ns) * 1e-9,
             "op": load.op_hits * prices.op_ns * 1e-9 * target.correction,
             "engine_call": load.engine_calls_s,
+            **{how: load.causes_s.get(how, 0.0) for how in CAUSES},
         }
         would = sum(p.graphs * p.hits_per_graph for p in load.phases.values()) * prices.op_ns * 1e-9
         graphs = sum(p.graphs for p in load.phases.values() if p.hits_per_graph)
@@ -187,13 +189,20 @@ class Controller:
     def _graph_cost(self, target: _Target) -> float:
         return target.rates.cost_per_graph() * target.correction
 
+    def _always_on(self, target: _Target) -> float:
+        return target.rates.always_on() if target.rates.busy_s() >= LEAST_BUSY_S else 0.0
+
     def _least(self, target: _Target) -> float:
         """Cost of the shortest burst worth having."""
         return target.prices.cycle_ns * 1e-9 + self.config.min_graphs * self._graph_cost(target)
 
     def _payback(self, target: _Target) -> float:
         """Busy seconds that pay for the shortest burst."""
-        free = self.config.budget_ratio - target.rates.beside_ops()
+        rates = target.rates
+        room = max(0.0, self.config.budget_ratio - rates.always_on())
+        # What waits and page faults take beyond their part is shed within a second, and no reason
+        # to shed operators for longer than that.
+        free = room - rates.ratio("engine_call") - min(rates.causes(), FILL * room)
         return self._least(target) / free if free > 0 else float("inf")
 
     def _armed_slowdown(self, target: _Target) -> float:
@@ -359,5 +368,7 @@ class Controller:
             busy_s=target.account.busy_s,
             correction=target.correction,
             burst_left_s=None if run is None else run.left_s(now_s),
-            free_ratio=max(0.0, self.config.budget_ratio - target.rates.always_on()),
+            free_ratio=max(0.0, self.config.budget_ratio - self._always_on(target)),
+            engine_calls_ratio=target.rates.ratio("engine_call"),
+            causes_ratio=target.rates.causes(),
         )

@@ -45,13 +45,18 @@ class BudgetConfig:
 @dataclass(frozen=True, slots=True)
 class Prices:
     """Calibrated cost to the target, ns: of a hit at each level, of one arm/disarm cycle, of a
-    node of a graph that is looked at as a whole."""
+    node of a graph that is looked at as a whole, of a wait that is watched and a record of it, of a
+    switch between others, of a page fault."""
 
     call_ns: float
     graph_ns: float
     op_ns: float
     cycle_ns: float
     walk_ns: float = 0.0
+    wait_ns: float = 0.0
+    wait_record_ns: float = 0.0
+    other_switch_ns: float = 0.0
+    fault_ns: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +76,8 @@ class Load:
     that is still running may be counted now or when it ends. Hits are those that really
     happened, on the critical path (threads that trap at the same time count once);
     ``walked``: nodes of graphs that were looked at as a whole, for nothing told that they are known.
-    ``engine_calls_s``: what probes on calls cost that are described by data.
+    ``engine_calls_s``: what probes on calls cost that are described by data; ``causes_s``: what
+    watching waits and page faults did (accounts.CAUSES).
     ``summed``: executions with EF_SUMMED that ended, ``summing``: that run now.
     ``tokens_per_second``: decode speed of the running requests, None when there was none.
     ``in_burst``: the measured slowdown of tokens inside bursts, and ``in_burst_estimate``:
@@ -87,6 +93,7 @@ class Load:
     op_hits: int = 0
     walked: int = 0
     engine_calls_s: float = 0.0
+    causes_s: Mapping[str, float] = field(default_factory=dict)
     summed: int = 0
     summing: int = 0
     tokens_per_second: float | None = None
@@ -117,7 +124,8 @@ class Decision:
     ``reason``: of the level; ``activity``: what the op level is doing, in words.
     ``spent``: seconds of cost by accounts.HOW, only growing, as estimated;
     ``busy_s``: what they compare with. ``correction``: factor that the measured overhead
-    puts on the price of an op hit. ``free_ratio``: of the budget, what token and graph probes leave over.
+    puts on the price of an op hit. ``free_ratio``: of the budget, what token and graph probes leave over;
+    of that, ``engine_calls_ratio`` and ``causes_ratio`` are spent at present.
     """
 
     target: str
@@ -136,6 +144,8 @@ class Decision:
     correction: float
     burst_left_s: float | None = None
     free_ratio: float = 0.0
+    engine_calls_ratio: float = 0.0
+    causes_ratio: float = 0.0
 
     @property
     def estimated_ratio(self) -> float | None:

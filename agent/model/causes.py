@@ -206,6 +206,8 @@ class Threads:
 
     ``work_seconds``: time in which graphs ran. ``records``: spans that were recorded, of compute
     threads only. ``online_cpus`` of the machine. ``barriers``, ``op_barriers``: None unless traced.
+    ``unwatched_seconds``: of the window, in which nothing of this was watched, to stay within the budget;
+    no figure is of that time.
     """
 
     work_seconds: float
@@ -217,6 +219,7 @@ class Threads:
     quota: Quota | None
     online_cpus: int
     records: int
+    unwatched_seconds: float = 0.0
     barriers: tuple[BarrierShare, ...] | None = None
     op_barriers: tuple[OpBarrier, ...] | None = None
 
@@ -228,6 +231,16 @@ class Threads:
     def preemptions(self) -> int:
         """Times that a compute thread lost its core while it could run and a graph ran."""
         return sum(one.waits.get(Cause.PREEMPTED.label, 0) for one in self.threads)
+
+
+@dataclass(frozen=True, slots=True)
+class ShedPart:
+    """Waits or page faults (``part``) that are watched in short trials only, to stay within the budget:
+    how many a second there were in the last trial, and what share of the target's time that would cost."""
+
+    part: str
+    per_second: float
+    cost_ratio: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,13 +293,15 @@ class ModelMemory:
 class Faults:
     """JSON field ``faults``. ``counts`` are exact; ``unrecorded`` of them have no address (they
     are in mapping unknown). ``tensors``: those with the most waiting first, a bounded number.
-    ``fault_around_bytes``: what one minor fault in a file maps at most."""
+    ``fault_around_bytes``: what one minor fault in a file maps at most. ``unwatched_seconds``: as of
+    :class:`Threads`."""
 
     counts: tuple[FaultCount, ...]
     tensors: tuple[TensorFaults, ...]
     model: ModelMemory | None
     unrecorded: int
     fault_around_bytes: int | None = None
+    unwatched_seconds: float = 0.0
 
     def of(self, kind: str, mapping: str | None = None) -> int:
         """How many of a kind, everywhere or in one mapping."""

@@ -14,6 +14,8 @@ class Limits:
     """Decode tokens below which nothing is said to be right."""
     least_share: float = 0.02
     """A cause that costs less is not worth a verdict."""
+    unwatched_share: float = 0.02
+    """Of the window, from which on waits or page faults that were not watched say nothing."""
 
     bandwidth_share: float = 0.6
     """Of the machine's reading rate, from which on decode is held back by memory."""

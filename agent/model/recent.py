@@ -82,8 +82,8 @@ def _base(snapshot: Snapshot) -> Snapshot:
     """Without what is never subtracted: it is kept for minutes."""
     return dataclasses.replace(
         snapshot, notes=(), contexts=(), histograms=None, counters=None, hardware=None, cpu_time=None,
-        verdicts=None, engine_calls=(), engine_calls_shed=(), programs=(), engine_memory=(), placement=None,
-        offload=None,
+        verdicts=None, engine_calls=(), engine_calls_shed=(), causes_shed=(), programs=(), engine_memory=(),
+        placement=None, offload=None,
     )  # fmt: skip
 
 
@@ -96,7 +96,7 @@ def _threads(now: Threads, then: Threads | None) -> Threads:
     takers = _rows(now.takers, then.takers, ("comm", "pid", "own"), ("preemptions", "seconds"))
     op = ("op", "dtype", "role")
     return dataclasses.replace(
-        _less(now, then, ("work_seconds", "records")),
+        _less(now, then, ("work_seconds", "records", "unwatched_seconds")),
         threads=_rows(now.threads, then.threads, ("tid", "leader"), _THREAD),
         takers=tuple(taker for taker in takers if taker.preemptions),
         phases=_rows(now.phases, then.phases, ("phase",), _PHASE),
@@ -118,7 +118,7 @@ def _faults(now: Faults, then: Faults | None) -> Faults:
     tensor = ("tensor", "layer", "mapping", "source")
     tensors = _rows(now.tensors, then.tensors, tensor, ("majors", "minors", "seconds"))
     return dataclasses.replace(
-        _less(now, then, ("unrecorded",)),
+        _less(now, then, ("unrecorded", "unwatched_seconds")),
         counts=tuple(count for count in counts if count.count),
         tensors=tuple(
             sorted((t for t in tensors if t.majors or t.minors), key=lambda t: -(t.seconds or 0.0))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .calldata import CallTotal, HeldMemory, Offload, ProgramTotal, ShedCalls
-from .causes import Faults, Threads
+from .causes import Faults, ShedPart, Threads
 from .clockdata import Clocks
 from .eventdata import CpuTime, Events
 from .latency import Histogram, Summary
@@ -206,7 +206,9 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """What profiling costs; ratios of decode speed."""
+    """What profiling costs; ratios of decode speed. ``machine_seconds``: CPU time, of all CPUs together,
+    that programs on the scheduler take at switches of any process, watched or not (estimated); None where
+    they are not there."""
 
     budget_ratio: float | None = None
     estimated_ratio: float | None = None
@@ -214,6 +216,7 @@ class Overhead:
     measured_ci95: tuple[float, float] | None = None
     hits: int | None = None
     ns_per_hit: float | None = None
+    machine_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,9 +224,9 @@ class Budget:
     """What the budget's controller does. ``level``: the highest level of probes in use (op,
     graph, token, nothing), ``reason``: why not a higher one; ``activity``: of the op level, in
     words. ``spent_seconds``: estimated cost to the target by what it was spent on (call,
-    graph, op, cycle), only growing; ``bursts`` so far, ``bursts_cut`` of them ended early.
-    ``transitions``: the latest changes of level, oldest first; ``changes``: how often each
-    level was entered, all of them."""
+    graph, op, cycle, engine_call, waits, faults), only growing; ``bursts`` so far, ``bursts_cut``
+    of them ended early. ``transitions``: the latest changes of level, oldest first; ``changes``: how
+    often each level was entered, all of them."""
 
     level: str
     reason: str
@@ -319,6 +322,7 @@ class Snapshot:
     verdicts: tuple[Verdict, ...] | None = None
     engine_calls: tuple[CallTotal, ...] = ()
     engine_calls_shed: tuple[ShedCalls, ...] = ()
+    causes_shed: tuple[ShedPart, ...] = ()
     programs: tuple[ProgramTotal, ...] = ()
     engine_memory: tuple[HeldMemory, ...] = ()
     placement: tuple[Placement, ...] | None = None
@@ -331,7 +335,8 @@ class Snapshot:
             "schema", "target", "window_seconds", "tokens", "calls", "latency_seconds",
             "graphs", "ops", "overhead", "lost", "notes", "requests", "contexts", "unreturned",
             "budget", "threads", "faults", "hardware", "cpu_time", "peaks", "verdicts", "clocks",
-            "engine_calls", "engine_calls_shed", "programs", "engine_memory", "placement", "offload",
+            "engine_calls", "engine_calls_shed", "causes_shed", "programs", "engine_memory", "placement",
+            "offload",
         )  # fmt: skip
         return {_RENAMED.get(name, name): _plain(getattr(self, name)) for name in order}
 

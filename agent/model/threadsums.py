@@ -65,6 +65,40 @@ class ThreadSums:
         self._ended: OrderedDict[int, _Sums] = OrderedDict()
         self._older: _Sums | None = None
         self._was_compute: set[int] = set()
+        self._aside: dict[int, _Sums] = {}
+
+    def set_aside(self, rows: Records, now_ns: int, clock_ns: int) -> list[int]:
+        """Its threads are not watched from now on: what they are until then is kept. Returns the tids,
+        whose entries may go; later ones of the same threads are added."""
+        rows = rows[rows["tgid"] == self.tgid]
+        tids = []
+        for row in rows:
+            tid = int(row["tid"])
+            tids.append(tid)
+            sums = _sums(row, now_ns, clock_ns, alive=True)
+            sums.compute |= tid in self._was_compute
+            self._with_aside(tid, sums)
+            self._aside[tid] = sums
+        return tids
+
+    def _with_aside(self, tid: int, sums: _Sums) -> None:
+        """Add what was kept of it, which is no longer kept."""
+        if (kept := self._aside.pop(tid, None)) is not None:
+            sums.add(kept)
+            sums.compute |= kept.compute
+
+    def aside(self) -> list[int]:
+        """Threads of which something is kept."""
+        return list(self._aside)
+
+    def end_aside(self, tids: Collection[int]) -> None:
+        """These ended while they were not watched."""
+        for tid in tids:
+            sums = self._aside.pop(tid, None)
+            if sums is not None:
+                sums.alive = False
+                self._end(tid, sums)
+        self._bound_ended()
 
     def end(self, rows: Records) -> list[int]:
         """Threads that are gone: their last sums. Returns the tids, whose entries may go."""
@@ -74,21 +108,28 @@ class ThreadSums:
             tid = int(row["tid"])
             gone.append(tid)
             sums = _sums(row, None, 0, alive=False)
-            sums.compute |= tid in self._was_compute
-            self._was_compute.discard(tid)
-            if not sums.compute:
-                continue
-            again = self._ended.pop(tid, None)
-            if again is not None:
-                sums.add(again)
-            self._ended[tid] = sums
+            self._with_aside(tid, sums)
+            self._end(tid, sums)
+        self._bound_ended()
+        return gone
+
+    def _end(self, tid: int, sums: _Sums) -> None:
+        sums.compute |= tid in self._was_compute
+        self._was_compute.discard(tid)
+        if not sums.compute:
+            return
+        again = self._ended.pop(tid, None)
+        if again is not None:
+            sums.add(again)
+        self._ended[tid] = sums
+
+    def _bound_ended(self) -> None:
         while len(self._ended) > MAX_ENDED:
             _, oldest = self._ended.popitem(last=False)
             if self._older is None:
                 self._older = oldest
             else:
                 self._older.add(oldest)
-        return gone
 
     def figures(
         self,
@@ -102,9 +143,17 @@ class ThreadSums:
     ) -> tuple[Thread, ...]:
         """Compute threads, ended ones last. ``clock_ns``: how long graphs have run until ``now_ns``."""
         found: list[Thread] = []
-        for row in rows[rows["tgid"] == self.tgid]:
+        rows = rows[rows["tgid"] == self.tgid]
+        present = set(rows["tid"].tolist())
+        for tid, kept in self._aside.items():
+            if tid not in present and (kept.compute or tid in leaders):
+                found.append(_thread(tid, kept, kinds, tid in leaders, (settings or {}).get(tid)))
+        for row in rows:
             tid = int(row["tid"])
             sums = _sums(row, now_ns, clock_ns, alive=True)
+            if (before := self._aside.get(tid)) is not None:
+                sums.add(before)
+                sums.compute |= before.compute
             if tid in self._was_compute or tid in leaders:
                 sums.compute = True
             if sums.compute and int(row["state"]) != EXITED:

@@ -8,6 +8,7 @@ never taken for a good sign: ``nothing_wrong`` lists it.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
@@ -50,12 +51,24 @@ def judge(snapshot: Snapshot, limits: Limits = LIMITS) -> tuple[Verdict, ...]:
 
     Empty while too little was seen to say anything.
     """
-    case = Case(snapshot, limits)
+    case = Case(_as_watched(snapshot, limits), limits)
     found = [verdict for rule in RULES if (verdict := rule(case)) is not None]
     found.sort(key=lambda v: -(v.seconds_per_token if v.seconds_per_token is not None else -1.0))
     if found:
         return tuple(found)
     return (_nothing_wrong(case),) if case.enough else ()
+
+
+def _as_watched(snapshot: Snapshot, limits: Limits) -> Snapshot:
+    """Without waits or page faults that were watched for a part of the time only, to stay within the
+    budget: what is missing is no sign that there was nothing."""
+    most = limits.unwatched_share * snapshot.window_seconds
+    threads, faults = snapshot.threads, snapshot.faults
+    if threads is not None and threads.unwatched_seconds > most:
+        snapshot = dataclasses.replace(snapshot, threads=None)
+    if faults is not None and faults.unwatched_seconds > most:
+        snapshot = dataclasses.replace(snapshot, faults=None)
+    return snapshot
 
 
 def _nothing_wrong(case: Case) -> Verdict:

@@ -8,7 +8,7 @@ here when its phase is known, which is a call or so later. What no call claims f
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -26,6 +26,7 @@ MAX_HELD = 1 << 14
 MAX_TAKERS = 256
 MAX_OPS = 512
 MAX_LEADERS = 256
+MAX_GAPS = 64
 SHOWN_TAKERS = 16
 _IN_CALL = 1  # SP_CALL
 _NO_NODE = 0xFFFFFFFF
@@ -109,6 +110,8 @@ class CallWaits:
         #: Spans of this process that came in.
         self.records = 0
         self._plans = plans
+        #: When nothing was watched: [begin, end], the last one perhaps still open.
+        self._gaps: deque[list[int | None]] = deque(maxlen=MAX_GAPS)
         self._spans: list[Span] = []
         self._faults: list[_Fault] = []
         self._phases: dict[Phase, _Phase] = {}
@@ -146,13 +149,28 @@ class CallWaits:
         if len(self._faults) > MAX_HELD:
             del self._faults[: len(self._faults) - MAX_HELD]
 
+    def away(self, begin_ns: int) -> None:
+        """Waits are not watched from now on."""
+        self._gaps.append([begin_ns, None])
+
+    def back(self, end_ns: int) -> None:
+        """Watched again."""
+        if self._gaps and self._gaps[-1][1] is None:
+            self._gaps[-1][1] = end_ns
+
+    def _was_watched(self, begin_ns: int, end_ns: int) -> bool:
+        return not any((begin or 0) < end_ns and (end is None or end > begin_ns) for begin, end in self._gaps)
+
     def call(self, call: Call, phase: Phase, tokens: int) -> None:
-        """A call that returned, with its phase."""
+        """A call that returned, with its phase. One that was not watched from its begin to its end
+        counts nowhere: it did not wait for nothing."""
         if call.tgid != self.tgid or call.begin is None:
             return
         self.leaders[call.tid] = None
         while len(self.leaders) > MAX_LEADERS:
             self.leaders.popitem(last=False)
+        if not self._was_watched(call.begin, call.end):
+            return
         entry = self._phases.setdefault(phase, _Phase())
         entry.calls += 1
         entry.tokens += tokens

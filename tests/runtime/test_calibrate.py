@@ -17,12 +17,16 @@ import pytest
 from profinferd.agent.cli import main
 from profinferd.agent.errors import MachineError
 from profinferd.agent.kernel import bench as bench_module
-from profinferd.agent.kernel import bpfsys, calibrate, calibration, victim_code
+from profinferd.agent.kernel import bpfsys, calibrate, calibration, causeprices, victim_code
 from profinferd.agent.kernel.bench import Bench
+from profinferd.agent.kernel.causeprices import Waiting
+from profinferd.agent.kernel.causes import SchedPrograms
 from profinferd.agent.kernel.programs import GgmlPrograms
 from profinferd.agent.kernel.victim import Victim
 from profinferd.agent.kernel.victim_graph import KERNELS, NODES
+from profinferd.agent.kernel.waits_child import WAIT
 from profinferd.agent.kernel.watch import Watch
+from profinferd.agent.model.causes import Cause
 
 METHODS = ["session", "multi", "perf"]
 NO_MDWE = 77
@@ -147,6 +151,7 @@ def test_all_of_it(method: str) -> None:
     expected = {(k, s, m) for s in ("emulated", "stepped") for k, m in (
         ("op", "trace"), ("op", "sum"), ("other_thread", ""), ("graph", ""), ("call", ""))}  # fmt: skip
     expected.add(("walk", "emulated", ""))
+    expected |= {(kind, "", "") for kind in calibration.CAUSES}
     if method == "perf":
         expected.remove(("call", "stepped", ""))
     assert kinds == expected
@@ -157,12 +162,49 @@ def test_all_of_it(method: str) -> None:
         assert emulated is not None
         assert stepped is not None
         assert stepped.ns > emulated.ns, kind
+    watched, other = found.hit("wait"), found.hit("other_switch")
+    assert watched is not None and other is not None and watched.ns > 2 * other.ns
     wait, stall = found.ns_per_cycle_wait, found.ns_per_cycle_stall
     assert wait is not None
     assert stall is not None
     assert 0 <= stall.ns < wait.ns
     assert lines
     assert calibration.Calibration.from_json(found.to_json()) == found
+
+
+def test_what_the_kernel_does_not_time_has_no_price(
+    programs: GgmlPrograms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its run-time statistics take CAP_SYS_ADMIN; prices are assumed then."""
+
+    def refuse() -> int:
+        raise PermissionError
+
+    monkeypatch.setattr(bpfsys, "enable_stats", refuse)
+    assert causeprices.measure_causes(programs) == ()
+
+
+def test_waits_and_faults_are_those_of_the_victim(programs: GgmlPrograms) -> None:
+    """As often as it was told, and nothing of it is left."""
+    with Waiting() as victim:
+        victim.ready()
+        shared = programs.map_descriptors(("targets", "threads", "graph_clocks"))
+        with SchedPrograms(shared) as sched:
+            sched.attach([])
+            programs.set_target(victim.pid, layout=0, mode=0)
+            victim.do(WAIT, 10)  # it is known from now on
+            before = sched.threads([victim.pid])["waits"].astype(int)
+            victim.do(WAIT, 200)
+            waits = sched.threads([victim.pid])["waits"].astype(int) - before
+            # Where its peer takes the core as soon as it is woken, it need not be woken itself.
+            assert waits[0].sum() - waits[0][Cause.WAKEUP] >= 200
+            assert waits[0][[Cause.OTHER, Cause.PREEMPTED]].sum() >= 200
+        programs.forget_target(victim.pid)
+    targets = programs._object.map("targets").keys()
+    clocks = programs._object.map("graph_clocks").keys()
+    assert causeprices.measure_causes(programs)
+    assert programs._object.map("targets").keys() == targets
+    assert programs._object.map("graph_clocks").keys() == clocks
 
 
 def test_the_quick_one_is_a_part_and_leaves_nothing(programs: GgmlPrograms) -> None:

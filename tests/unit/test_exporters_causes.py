@@ -15,6 +15,7 @@ from profinferd.agent.model.causes import (
     ModelMemory,
     PhaseWaits,
     Quota,
+    ShedPart,
     Taker,
     TensorFaults,
     Thread,
@@ -23,8 +24,9 @@ from profinferd.agent.model.causes import (
 from profinferd.agent.model.snapshot import Snapshot
 from profinferd.exporters.json_export import JsonExporter
 from profinferd.exporters.prometheus import PrometheusExporter, Seen
+from profinferd.exporters.table import TableExporter
 
-from .snapshots import busy
+from .snapshots import busy, sampled
 
 
 def thread(tid: int, **seconds: float) -> Thread:
@@ -64,6 +66,12 @@ def test_a_scrape() -> None:
     assert seen["profinfer_page_faults_total", ("major", "model")] == 7
     assert seen["profinfer_page_faults_total", ("minor", "kv")] == 11
     assert seen["profinfer_model_resident_bytes", ()] == 4096
+    # Of what was watched all the time a counter begins at 0.
+    assert seen["profinfer_cause_unwatched_seconds_total", ("waits",)] == 0
+    one = watched()
+    assert one.threads is not None
+    shed = dataclasses.replace(one, threads=dataclasses.replace(one.threads, unwatched_seconds=3.5))
+    assert scrape(shed)["profinfer_cause_unwatched_seconds_total", ("waits",)] == 3.5
 
 
 def test_no_name_of_another_process_is_a_label() -> None:
@@ -77,6 +85,7 @@ def test_absent_is_not_zero() -> None:
         "sched_wait_seconds_total",
         "preemptions_total",
         "page_faults_total",
+        "cause_unwatched_seconds_total",
         "model_resident_bytes",
     ):
         assert f"profinfer_{name}" not in names
@@ -98,3 +107,14 @@ def test_the_json() -> None:
     }  # fmt: skip
     assert document["faults"]["tensors"][0]["tensor"] == "blk.0.ffn_up.weight"
     assert document["faults"]["model"]["loading"] == "mmap"
+
+
+def test_what_is_shed_is_named() -> None:
+    """In the JSON with its reason, and in the line of the table that says what watching costs."""
+    shed = dataclasses.replace(watched(), causes_shed=(ShedPart("waits", 9000.0, 0.0123),))
+    document = json.loads(JsonExporter().render(shed))
+    assert document["causes_shed"] == [{"part": "waits", "per_second": 9000.0, "cost_ratio": 0.0123}]
+    assert document["threads"]["unwatched_seconds"] == 0
+    table = TableExporter(width=160)
+    assert "not watched: waits" in table.render(dataclasses.replace(sampled(), causes_shed=shed.causes_shed))
+    assert "not watched" not in table.render(sampled())

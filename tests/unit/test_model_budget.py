@@ -13,10 +13,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from profinferd.agent.kernel.calibration import Calibration, Figure, HitCost
-from profinferd.agent.model.budget import BudgetConfig, Controller, Level, Load, PhaseLoad, Prices
+from profinferd.agent.model.budget import BudgetConfig, Controller, Decision, Level, Load, PhaseLoad, Prices
 from profinferd.agent.model.overhead import Interval
 from profinferd.agent.pace import IN_BURST
-from profinferd.agent.prices import WORST_CYCLE_NS, prices_of
+from profinferd.agent.prices import ASSUMED, COLD, WORST_CYCLE_NS, prices_of
 
 from .plant import Plant, Workload
 
@@ -344,6 +344,48 @@ def test_graphs_that_are_walked_each_time_cost_more_than_their_hits() -> None:
     assert decision.level == Level.TOKEN and "alone cost" in decision.reason
 
 
+def test_operators_get_what_waits_leave_over() -> None:
+    """C18: whoever causes the cost. Half of the budget goes to waits and page faults: bursts get as much
+    less, all together keeps it, and graphs do not go for that."""
+
+    def run(waits: float) -> Decision:
+        controller = Controller(BUDGET)
+        prices = Prices(1000, 1000, 1000, 0)
+        decision = None
+        for i in range(1200):
+            summed = 5 if decision is not None and decision.summing else 0
+            load = Load(
+                "t", prices, busy_s=0.1, phases={"decode": PhaseLoad(5, 400)}, call_hits=10, graph_hits=10,
+                op_hits=400 * summed, summed=summed, causes_s={"waits": waits * 0.1, "faults": 0.0002 * 0.1},
+            )  # fmt: skip
+            decision = controller.tick(i / 10, [load])["t"]
+        assert decision is not None
+        return decision
+
+    alone, beside = run(0.0), run(0.005)
+    assert beside.spent["waits"] == pytest.approx(0.005 * 120)
+    assert beside.spent["faults"] == pytest.approx(0.0002 * 120)
+    assert beside.causes_ratio == pytest.approx(0.0052)
+    assert beside.free_ratio == alone.free_ratio == pytest.approx(0.01 - 20e-6 / 0.1)
+    assert beside.level == Level.OP and beside.spent["op"] < 0.7 * alone.spent["op"]
+    assert beside.estimated_ratio is not None and beside.estimated_ratio <= 0.0101
+
+
+def test_a_flood_of_waits_sheds_nothing_else() -> None:
+    """They are shed themselves, within a second; operators wait until that is paid for."""
+    controller = Controller(BUDGET)
+    prices = Prices(1000, 1000, 1000, 0)
+    for i in range(600):
+        flood = 0.1 * 0.1 if 300 <= i < 310 else 0.0
+        load = Load(
+            "t", prices, busy_s=0.1, phases={"decode": PhaseLoad(5, 400)}, call_hits=10, graph_hits=10,
+            causes_s={"waits": flood},
+        )  # fmt: skip
+        decision = controller.tick(i / 10, [load])["t"]
+        assert decision.level == Level.OP and not decision.transitions
+    assert decision.spent["waits"] == pytest.approx(0.1)
+
+
 def test_a_target_that_ended_is_forgotten() -> None:
     """It takes nothing with it; a new one of that name starts anew (C20: bounded)."""
     controller = Controller(BUDGET)
@@ -421,5 +463,10 @@ def test_a_price_that_no_cycle_can_have_is_not_believed() -> None:
         cost, Figure(0.0, 0.0, 4.4e9, 9),
     )  # fmt: skip
     assert prices_of(found, "sum").cycle_ns == WORST_CYCLE_NS
+    # Of waits and faults nothing was measured there: assumed, and not 0.
+    assert prices_of(found, "sum").wait_ns == ASSUMED.wait_ns > 0
+    timed = HitCost("fault", "", "", Figure(300.0, 290.0, 310.0, 7))
+    known = dataclasses.replace(found, ns_per_hit=(*found.ns_per_hit, timed))
+    assert prices_of(known, "sum").fault_ns == 300 * COLD
     plausible = dataclasses.replace(found, ns_per_cycle_stall=Figure(3e5, 0.0, 4e5, 9))
     assert prices_of(plausible, "sum").cycle_ns == 4e5

@@ -95,3 +95,47 @@ def test_ended_threads_stay_in_the_sums() -> None:
     # One that did not compute leaves no trace, and its entry may go all the same.
     assert sums.end(records("sched_thread", {"tid": 5}, tgid=TGID, state=2)) == [5]
     assert len(sums.figures(live[:0], now_ns=1, clock_ns=1, kinds=KINDS)) == MAX_ENDED + 1
+
+
+def test_what_was_set_aside_is_kept_and_goes_on() -> None:
+    """Not watched for a while: what a thread did until then stays, what it does later is added."""
+    sums = ThreadSums(TGID)
+    first = row(since=100 * MS, clock_since=50 * MS, run_ns=[8 * MS, *[0] * 7], work_run_ns=6 * MS, compute=1)
+    assert sums.set_aside(first, 105 * MS, 54 * MS) == [8]
+    empty = first[:0]
+    (thread,) = sums.figures(empty, now_ns=900 * MS, clock_ns=800 * MS, kinds=KINDS)
+    assert thread.alive and thread.run_seconds == pytest.approx(0.013)
+    assert thread.work_run_seconds == pytest.approx(0.010)
+    # It is watched again, and has run 2 ms since.
+    later = row(since=1000 * MS, clock_begun=900 * MS, clock_since=902 * MS, run_ns=[2 * MS, *[0] * 7],
+                work_run_ns=2 * MS, state=1, cause=7)  # fmt: skip
+    for _ in range(2):  # looking changes nothing
+        (thread,) = sums.figures(later, now_ns=1000 * MS, clock_ns=902 * MS, kinds=KINDS)
+        assert thread.run_seconds == pytest.approx(0.015)
+        assert thread.work_run_seconds == pytest.approx(0.012)
+    # And shed once more, and then it ends unwatched.
+    assert sums.set_aside(later, 1000 * MS, 902 * MS) == [8] and sums.aside() == [8]
+    sums.end_aside([8, 9])
+    assert not sums.aside()
+    (thread,) = sums.figures(empty, now_ns=0, clock_ns=0, kinds=KINDS)
+    assert not thread.alive and thread.run_seconds == pytest.approx(0.015)
+
+
+def test_what_was_set_aside_ends_while_watched() -> None:
+    sums = ThreadSums(TGID)
+    sums.set_aside(row(run_ns=[8 * MS, *[0] * 7], work_run_ns=8 * MS, compute=1, state=1, cause=7), 0, 0)
+    assert sums.end(row(run_ns=[2 * MS, *[0] * 7], work_run_ns=2 * MS, state=2)) == [8]
+    assert not sums.aside()
+    (thread,) = sums.figures(row()[:0], now_ns=0, clock_ns=0, kinds=KINDS)
+    assert not thread.alive and thread.run_seconds == pytest.approx(0.010)
+
+
+def test_of_many_that_ended_unwatched_the_oldest_are_one() -> None:
+    sums = ThreadSums(TGID)
+    rows = records("sched_thread", *({"tid": n, "run_ns": [MS, *[0] * 7]} for n in range(1, MAX_ENDED + 11)),
+                   compute=1, state=1, cause=7, tgid=TGID)  # fmt: skip
+    sums.set_aside(rows, 0, 0)
+    sums.end_aside(sums.aside())
+    threads = sums.figures(rows[:0], now_ns=0, clock_ns=0, kinds=KINDS)
+    assert len(threads) == MAX_ENDED + 1
+    assert sum(one.run_seconds for one in threads) == pytest.approx((MAX_ENDED + 10) * 0.001)

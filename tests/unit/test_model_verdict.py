@@ -512,3 +512,17 @@ def test_the_profiler_does_not_hide_behind_a_process_name() -> None:
     assert verdict.rule == "preempted"
     assert "profinferd itself" in verdict.evidence[0] and "python3" not in " ".join(verdict.evidence)
     assert "--budget" in verdict.try_
+
+
+def test_nothing_is_concluded_from_what_was_not_watched() -> None:
+    """Waits were shed for a part of the window: the same figures say nothing, and it is said."""
+    taker = cz.Taker("stress", 9, 5, 1.0)
+    whole = threads(phases=(stall(preempted=1.0),), takers=(taker,))
+    assert "preempted" in {verdict.rule for verdict in judge(plain(threads=whole))}
+    window = plain().window_seconds
+    for seconds, said in ((0.01 * window, True), (0.1 * window, False)):
+        some = dataclasses.replace(whole, unwatched_seconds=seconds)
+        found = judge(plain(threads=some))
+        assert ("preempted" in {verdict.rule for verdict in found}) is said
+    (nothing,) = found
+    assert "not looked at: what the scheduler did with its threads" in nothing.evidence

@@ -187,3 +187,29 @@ def test_what_is_kept_is_bounded() -> None:
     one.drain()
     assert all(p.stalled == {} for p in one.waits.phases())
     assert not [s for s in one.waits._spans if s.end < one.stream.now - 10_000_000]
+
+
+def test_a_call_that_was_not_watched_counts_nowhere() -> None:
+    """Not from its begin to its end: it did not wait for nothing."""
+    one = Watched()
+    one.stream.call(prompt(0, 4))
+    one.drain()
+    begin = one.stream.now
+    one.stream.call(decode(4))
+    middle = one.stream.now
+    one.stream.call(decode(5))
+    one.stream.call(decode(6))
+    end = one.stream.now
+    one.stream.call(decode(7))
+    one.stream.call(decode(8))
+    one.waits.away(middle + 1)
+    one.waits.back(end - 1)
+    one.drain().finish(one.stream.now)
+    assert begin < middle < end and len(one.settled) == 6
+    phases = {phase.phase: phase.calls for phase in one.waits.phases()}
+    assert phases == {"prefill": 1, "decode": 3}
+    one.waits.away(one.stream.now)  # until further notice
+    one.stream.call(decode(9))
+    one.stream.call(decode(10))
+    one.drain().finish(one.stream.now)
+    assert {phase.phase: phase.calls for phase in one.waits.phases()} == phases
