@@ -71,6 +71,7 @@ PROGRAM_FILES, KEPT_FILES = 40, 16
 """Descriptors that the programs take, and what has to be left for whoever asks, bursts and looking."""
 TRIM_SOON_S, TRIM_S = 3.0, 60.0
 """Memory that is free is given back so long after a process was found, and while some are watched."""
+NO_ROOM = "ops: too many targets are sampled at once"
 NOT_YET = "ops: what probes cost here is being measured first"
 MAX_LAYOUTS = 32
 """Sets of engine files whose layout is remembered."""
@@ -146,6 +147,11 @@ class Manager:
         for target in list(self._targets.values()):
             if target.state == WATCHED and not self._wanted_target(target):
                 self._let_go(target, "excluded by the new configuration")
+            elif target.state == WATCHED and _terms(before) != _terms(config):
+                # On other terms: what it has is its target's, and goes on from there.
+                self._log.info("target is attached to anew", target=target.label, pid=target.process.pid,
+                               reason="the configuration is another")  # fmt: skip
+                self._watch_anew(target)
         if before.targets != config.targets or before.profile.ops != config.profile.ops:
             for target in list(self._targets.values()):
                 if target.state in (EXCLUDED, WAITING):
@@ -189,6 +195,7 @@ class Manager:
             self._reap()
             self._call_waiting()
             if self._shared is not None:
+                self._sample_more(self._shared)
                 self._tidy(self._shared, now_s)
                 self._tend_causes(self._shared, now_s)
         self._publish_if_asked(now_s)
@@ -373,9 +380,12 @@ class Manager:
                     pid=pid,
                     reason="its engine's file was overwritten",
                 )
-                self._close(target)
-                self._forget(target)
-                self._scout.look_at(pid)
+                self._watch_anew(target)
+
+    def _watch_anew(self, target: Target) -> None:
+        self._close(target)
+        self._forget(target)
+        self._scout.look_at(target.process.pid)
 
     # ---- targets come -------------------------------------------------------------------
 
@@ -483,7 +493,8 @@ class Manager:
         profile = self._config.profile
         prices = self._prices_here(shared, now_s) if profile.ops == "sampled" else None
         pid = target.process.pid
-        programs = shared.view(pid, sums=prices is not None)
+        has_ops = _has_ops(info)
+        programs = shared.view(pid, sums=prices is not None and has_ops)
         try:
             info = shared.share_files(programs, info)
             layout = None
@@ -513,10 +524,8 @@ class Manager:
         except BaseException:
             programs.close()
             raise
-        if profile.ops == "sampled" and ops == "off":
-            attachment.attached.note(
-                "ops: too many targets are sampled at once" if prices is not None else NOT_YET
-            )
+        if profile.ops == "sampled" and ops == "off" and (has_ops or prices is None):
+            attachment.attached.note(NO_ROOM if prices is not None else NOT_YET)
         since_ns, started_ns = programs.since_ns or 0, _started_ns(target.process)
         attachment.seen_since(max(since_ns, started_ns), from_birth=started_ns > since_ns > 0)
         target.attachment, target.programs = attachment, programs
@@ -591,16 +600,26 @@ class Manager:
     def _sample_now(self) -> None:
         """Prices have come: operators of targets that were found before are sampled from now on."""
         self._prices_came = False
-        shared = self._shared
-        prices = self._prices_here(shared, time.monotonic()) if shared is not None else None
+        if self._shared is not None and self._prices_here(self._shared, time.monotonic()) is not None:
+            self._sample_more(self._shared)
+
+    def _sample_more(self, shared: SharedPrograms) -> None:
+        """Targets whose operators are not sampled yet, as far as there is room: whoever came first."""
+        prices = self._prices
+        if prices is None or self._config.profile.ops != "sampled":
+            return
         for target in list(self._targets.values()):
             attachment, programs = target.attachment, target.programs
-            if shared is None or prices is None or attachment is None or programs is None:
+            if attachment is None or programs is None or programs.region is not None:
                 continue
-            if programs.region is not None or programs.sums_refused or not shared.give_region(programs):
-                continue
-            if self._guard(target, functools.partial(attachment.sample, prices)):
+            if not _has_ops(attachment.info):
                 attachment.attached.notes = [n for n in attachment.attached.notes if n != NOT_YET]
+                continue
+            if not shared.give_region(programs):
+                return
+            if self._guard(target, functools.partial(attachment.sample, prices)):
+                notes = attachment.attached.notes
+                attachment.attached.notes = [n for n in notes if n not in (NOT_YET, NO_ROOM)]
 
     def _calibrate(self, method: str, state: str, btf_path: str | None) -> None:
         from .calibrating import calibrate_here
@@ -779,6 +798,17 @@ class Manager:
 
 def _files(info: TargetInfo) -> Files:
     return frozenset((f.file_id, os.fstat(f.fd).st_mtime_ns) for f in info.files)
+
+
+def _terms(config: Config) -> tuple[object, ...]:
+    """On what terms targets are watched, as far as that can change without a restart."""
+    profile = config.profile
+    return profile.ops, profile.budget_ratio, profile.qos_min_tokens_per_second
+
+
+def _has_ops(info: TargetInfo) -> bool:
+    """Whether it has operators that could be timed: PJRT and CUDA have none."""
+    return any(file.op_source is not None for file in info.files)
 
 
 def _may_look() -> bool:

@@ -241,7 +241,6 @@ class SharedPrograms:
             raise TargetError("too many processes are watched at once", "raise targets.max") from error
         region = self._free_regions.pop() if sums and self._free_regions else None
         view = TargetPrograms(self, tgid, region)
-        view.sums_refused = sums and region is None
         stranger = self._strangers.pop(tgid, None)
         if stranger is not None:
             for part in stranger.parts:
@@ -253,7 +252,6 @@ class SharedPrograms:
         """Room for this target's sums; False when there is none."""
         if view.region is None:
             view.region = self._free_regions.pop() if self._free_regions else None
-            view.sums_refused = view.region is None
         return view.region is not None
 
     def ignore(self, tgid: int) -> None:
@@ -493,8 +491,6 @@ class TargetPrograms(GgmlPrograms):
         self._spare_keys: set[tuple[int, int]] = set()
         self._said = False
         self._open = True
-        self.sums_refused = False
-        """Its operators would be sampled if there were room."""
         self.since_ns: int | None = None
         """Since when every level of it is seen."""
         self.hashes: set[int] = set()

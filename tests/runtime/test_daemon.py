@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -231,6 +232,58 @@ def test_reload_and_rules(daemon: Daemon, programs: Path) -> None:
             stub.order(PREFILL)
             daemon.wait_for_tokens(stub.pid, 4, 0)
             assert client.health()["reloads"] >= 2 and client.health()["reload_failures"] == 1
+
+
+def test_a_reload_changes_on_what_terms_they_are_watched(programs: Path, tmp_path: Path) -> None:
+    """Budget and operators of those that are watched already; what they have done goes on."""
+    with Daemon(tmp_path, f"{NAME}*", profile={"ops": "off"}) as daemon:
+
+        def reload(**profile: object) -> None:
+            daemon.write({**daemon.config, "profile": profile})
+            with daemon.client() as client:
+                client.reload()
+
+        def budget(target: dict[str, Any]) -> object:
+            return ((target["report"] or {}).get("overhead") or {}).get("budget_ratio")
+
+        labels = {"target": f"{NAME}-one"}
+        with Engine(programs / f"{NAME}-one") as stub:
+            daemon.wait_for(stub.pid)
+            stub.order(PREFILL)
+            daemon.wait_for_tokens(stub.pid, 4, 0)
+            reload(ops="sampled", budget="2%")
+            found = daemon.wait_for(stub.pid, lambda t: budget(t) == 0.02)
+            assert found["report"]["target"]["attach"]["op_source"] is not None
+            decode(stub, 4, 3)
+            daemon.wait_for_sample(4, "profinfer_generation_tokens_total", **labels)
+            reload(ops="off")
+            daemon.wait_for(stub.pid, lambda t: t["report"] and budget(t) is None)
+            decode(stub, 7, 2)
+            daemon.wait_for_sample(6, "profinfer_generation_tokens_total", **labels)
+
+
+def test_a_place_for_sampling_becomes_free(programs: Path, tmp_path: Path) -> None:
+    """Of two engines one can be sampled at a time: the other is, once that has ended."""
+    code = (
+        "import sys; from profinferd.agent.daemon import shared; shared.REGIONS = 1\n"
+        "from profinferd.agent.cli import main; sys.exit(main(sys.argv[4:]))"
+    )
+    note = "ops: too many targets are sampled at once"
+
+    def source(target: dict[str, Any] | None) -> object:
+        return target and target["report"] and target["report"]["target"]["attach"]["op_source"]
+
+    with (
+        Daemon(tmp_path, f"{NAME}*", under=[sys.executable, "-c", code]) as daemon,
+        Engine(programs / f"{NAME}-one") as first,
+    ):
+        daemon.wait_for(first.pid, lambda t: source(t) is not None)
+        with Engine(programs / f"{NAME}-two") as second:
+            found = daemon.wait_for(second.pid, lambda t: t["state"] == "watched" and t["report"])
+            assert source(found) is None and note in found["report"]["notes"]
+            first.kill()
+            found = daemon.wait_for(second.pid, lambda t: source(t) is not None)
+            assert note not in found["report"]["notes"]
 
 
 def test_hostile_names(daemon: Daemon, programs: Path, tmp_path: Path) -> None:
