@@ -28,6 +28,7 @@ from .retries import Retries, passes
 from .rules import Candidate, wanted
 from .scout import Found, Scout
 from .target import (
+    ENDED,
     EXCLUDED,
     TOO_MANY,
     UNPROFILED,
@@ -440,7 +441,7 @@ class Manager:
             try:
                 self._attach(target, found, now_s)
             except TargetEnded:
-                target.reason, target.code = "it ended while it was attached to", "ended"
+                target.reason, target.code = "it ended while it was attached to", ENDED
             except ProfinferError as error:
                 self._failed(target, error, now_s)
             except OSError as error:
@@ -460,7 +461,7 @@ class Manager:
             return
         if self._shared is not None:
             self._shared.ignore(target.process.pid)
-        if target.state == UNPROFILED:
+        if target.state == UNPROFILED and target.code != ENDED:
             self._tell_failure(target)
 
     def _failed(self, target: Target, error: ProfinferError, now_s: float) -> None:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 WATCHED, UNPROFILED, EXCLUDED, WAITING = "watched", "unprofiled", "excluded", "waiting"
 TOO_MANY = "too_many"
 """A reason's code: there is no room just now."""
+ENDED = "ended"
+"""A reason's code: the process is gone, which is nobody's fault."""
 RATE_S = 10.0
 """Tokens per second are of the last so many seconds."""
 VERDICT_S = 60.0
@@ -51,7 +53,7 @@ def reason_code(error: ProfinferError) -> str:
     if error.exit_code == ExitCode.INTERNAL:
         return "internal"
     if error.exit_code == ExitCode.ENDED:
-        return "ended"
+        return ENDED
     for code, words in (
         ("no_symbols", "no symbols"),
         ("no_layout", "layout"),

@@ -17,7 +17,7 @@ from profinferd.agent.daemon.log import Log
 from profinferd.agent.daemon.manager import MAX_OTHERS, OTHERS_EACH, Manager
 from profinferd.agent.daemon.scout import Found
 from profinferd.agent.daemon.target import WATCHED, Target
-from profinferd.agent.errors import TargetError
+from profinferd.agent.errors import TargetEnded, TargetError
 from profinferd.agent.model.calldata import CallTotal
 from profinferd.agent.model.snapshot import Snapshot
 from profinferd.agent.target.cgroup import Membership
@@ -65,6 +65,23 @@ def test_each_is_asked_now_and_then_whether_it_runs(
         manager._reap()
     assert asked == dict.fromkeys(range(1, 101), 1)
     assert 7 not in manager._targets and len(manager._targets) == 99
+
+
+def test_who_ends_while_it_is_attached_to_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short-lived processes are everyday: no warning, no count, and no entry once it is seen to be gone."""
+    out = io.StringIO()
+    manager = Manager(Config(), Log(stream=out), lambda: None)
+
+    def gone(*given: object) -> None:
+        raise TargetEnded("process 5 ended while it was looked at")
+
+    monkeypatch.setattr(manager, "_attach", gone)
+    manager._admit_safely(dataclasses.replace(found(5), error=None), 0.0)
+    assert manager._targets[5].code == "ended" and manager.failed == 0 and out.getvalue() == ""
+    monkeypatch.setattr(manager_module, "alive", lambda process: False)
+    for _ in range(OTHERS_EACH):
+        manager._reap()
+    assert not manager._targets and out.getvalue() == ""
 
 
 def test_who_has_calls_of_a_described_engine_is_not_idle(manager: Manager) -> None:
