@@ -98,7 +98,8 @@ def _layers(layers: tuple[int, ...] | None) -> str:
 def _change(ratio: Ratio | None) -> str:
     if ratio is None:
         return ""
-    said = f" ({_percent(ratio.value)}, 95 % interval {_percent(ratio.low)} to {_percent(ratio.high)}"
+    low, high = _percent(ratio.low), _percent(ratio.high)
+    said = f" (block by block {_percent(ratio.value)}, 95 % interval {low} to {high}"
     return said + (")" if ratio.significant else "; not significant)")
 
 

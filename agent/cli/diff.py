@@ -66,6 +66,11 @@ def diff(
     write_data(
         dumps(found.to_json()) if format_ == "json" else difftable.render(found, everything=everything)
     )
+    if limit is not None and all(phase.total is None for phase in found.phases):
+        raise UsageError(
+            "too little could be compared for --fail-above to tell anything",
+            "record both with --ops all and the same prompts, for longer",
+        )
     exceeded = [] if limit is None else found.exceeded(limit)
     for line in exceeded:
         say(f"above {clean(fail_above or '', 20)}: {line}")

@@ -16,7 +16,7 @@ from profinferd.agent.model.trace import Trace
 from profinferd.agent.recording.reader import Recording
 from profinferd.exporters.formats import FORMATS
 
-from . import test_recording
+from . import test_recording, traces
 from .perfetto_reader import parse
 from .test_model_diff import recording, slower
 
@@ -248,7 +248,14 @@ def test_diff_shows_what_changed_and_the_gate_closes(
 
 def test_diff_of_what_cannot_be_compared(pair: dict[str, Trace], capsys: pytest.CaptureFixture[str]) -> None:
     pair |= {"a": recording(1, executions=5), "b": recording(1, executions=5)}
-    assert main(["diff", "a", "b", "--fail-above", "5%"]) == 0
+    assert main(["diff", "a", "b"]) == 0
     assert "record longer" in capsys.readouterr().out
+    # A gate that cannot tell does not stand open.
+    assert main(["diff", "a", "b", "--fail-above", "5%"]) == 2
+    out, err = capsys.readouterr()
+    assert "record longer" in out and "too little could be compared for --fail-above" in err
+    pair |= {"a": traces.of_steps([]), "b": traces.of_steps([])}
+    assert main(["diff", "a", "b", "--fail-above", "5%"]) == 2
+    assert "nothing to compare" in capsys.readouterr().out
     for wrong in ("much", "-5%", ""):
         assert main(["diff", "a", "b", "--fail-above", wrong]) == 2
