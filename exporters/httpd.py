@@ -178,7 +178,12 @@ class HttpServer:
                     continue
             connection = _Connection(sock, time.monotonic() + DEADLINE_SECONDS, self._tls is not None)
             self._connections[id(connection)] = connection
-            self._selector.register(sock, selectors.EVENT_READ, connection)
+            try:
+                self._selector.register(sock, selectors.EVENT_READ, connection)
+            except OSError:  # no memory, or no more watches: this one goes, the server does not
+                self.refused += 1
+                self._drop(connection)
+                continue
             # What it has to say is often here already: then it never waits among the others.
             self._serve(connection)
 

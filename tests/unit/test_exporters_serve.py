@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import http.client
 import os
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -176,6 +178,27 @@ def test_who_goes_on_sending_is_not_listened_to_for_ever(server: MetricsServer) 
     server._connections[id(connection)] = connection
     server._serve(connection)
     assert client.sent.startswith(b"HTTP/1.1 200 ") and client.asked < 100
+
+
+def test_no_watch_for_a_connection_is_not_the_end(
+    server: MetricsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel watches so many descriptors of a user and no more."""
+    real, left = server._selector.register, 2
+
+    def register(*given: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(*given)
+
+    monkeypatch.setattr(server._selector, "register", register)
+    for _ in range(2):
+        with pytest.raises(OSError):
+            ask(server, "GET", "/metrics")
+    assert ask(server, "GET", "/metrics")[0] == 200
+    assert server.refused == 2
 
 
 def test_a_defect_is_said_and_survived(server: MetricsServer, log: Log) -> None:
