@@ -370,6 +370,7 @@ class SnapshotCollector(Collector):
                 if one.snapshot is not None:
                     for labels, values in give(one.snapshot, self._place(one.target)):
                         rows.add(labels, values, one.target)
+            self._small_dropped += len(rows.dropped) * len(names)
             yield from _families(names, rows)
 
     def _causes(self, seen: Sequence[Seen]) -> Iterator[Family]:

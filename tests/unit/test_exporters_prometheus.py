@@ -17,6 +17,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from prometheus_client.samples import Sample
 
+from profinferd.agent.model.calldata import ProgramTotal
 from profinferd.agent.model.eventdata import Events, EventTotal
 from profinferd.agent.model.peaks import Peak, Peaks
 from profinferd.agent.model.snapshot import OTHER_STATUS, GraphCount, Snapshot
@@ -259,6 +260,15 @@ def test_no_counter_ever_falls() -> None:
         dropped = scrape.values("dropped_series_total")
         assert dropped[()] >= before.get(("dropped",), 0)
         before = now
+
+
+def test_programs_beyond_those_told_apart_are_counted() -> None:
+    """48 find a place; of each of the others seven figures and two of bytes are in "other"."""
+    programs = tuple(ProgramTotal(f"p{i}", 1, 0.5, 10, 0.1, 10, 0.2, 100, 50, 0) for i in range(60))
+    scrape = Scraper(dataclasses.replace(snapshots.busy(), programs=programs))
+    runs = scrape.values("program_executions_total")
+    assert sum(runs.values()) == 600 and len(runs) == 49 and runs[(TARGET, "other")] == 120
+    assert scrape.values("dropped_series_total")[()] == 12 * 7 + (120 - 48)
 
 
 def test_what_was_folded_once_stays_so() -> None:
