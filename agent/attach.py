@@ -708,6 +708,7 @@ class Attachment:
             if self._calls is not None:
                 self._calls.add(info)
             self._attach_files(info.files)
+            self._whys.look_into(info)
         except TargetEnded:
             return
         except ProfinferError as error:

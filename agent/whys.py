@@ -20,7 +20,7 @@ from .model.snapshot import Snapshot
 from .model.verdict import judge
 from .prices import STATE
 from .target.facts import TargetInfo
-from .target.process import Process, cpu_seconds
+from .target.process import FileId, Process, cpu_seconds
 from .target.symbolize import Mappings, symbolize
 
 LOOK_SECONDS = 0.5
@@ -66,19 +66,34 @@ class Whys:
 
         self._info = info
         self._counters: Counters | None = None
+        self._counted: set[FileId] = set()
         if options.events and info is not None:
             self._counters = Counters(process.pid, options.events, method)
             try:
                 self._counters.look()
-                for file in info.files:
-                    hooks = [h for h in file.hooks if h.level == "op"]
-                    ops = [h.site.offset for h in hooks if h.event != "OPP_FUSED2"]
-                    fused = [h.site.offset for h in hooks if h.event == "OPP_FUSED2"]
-                    graphs = [h.site.offset for h in file.hooks if h.event == "LV_CPU" and h.ret]
-                    self._counters.attach(file.open_path, ops, fused, graphs)
+                self._count_in(info)
             except BaseException:
                 self.close()
                 raise
+
+    def look_into(self, info: TargetInfo) -> None:
+        """What the process has loaded since: operators in it are counted, too. Raises as the constructor."""
+        self._info = info
+        self._count_in(info)
+
+    def _count_in(self, info: TargetInfo) -> None:
+        counters = self._counters
+        if counters is None:
+            return
+        for file in info.files:
+            if file.file_id in self._counted:
+                continue
+            self._counted.add(file.file_id)
+            hooks = [h for h in file.hooks if h.level == "op"]
+            ops = [h.site.offset for h in hooks if h.event != "OPP_FUSED2"]
+            fused = [h.site.offset for h in hooks if h.event == "OPP_FUSED2"]
+            graphs = [h.site.offset for h in file.hooks if h.event == "LV_CPU" and h.ret]
+            counters.attach(file.open_path, ops, fused, graphs)
 
     def set_layout(self, fields: Mapping[str, int]) -> None:
         """The layout of the target's structures is known."""

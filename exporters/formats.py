@@ -35,6 +35,8 @@ FORMATS = {
         Format("svg", "one graph, drawn by Graphviz", "graph_dot", "SvgExporter", ".svg"),
         Format("graphml", "one graph, for networkx, Gephi, yEd", "graphml", "GraphmlExporter", ".graphml"),
         Format("folded", "stacks for flame graphs", "folded", "FoldedExporter", ".folded"),
+        Format("stacks", "samples of CPU time (record --stacks)", "cpustacks", "StacksExporter", ".folded"),
+        Format("flame", "a flame graph of them", "cpustacks", "FlameExporter", ".svg"),
         Format("parquet", "tables, a folder that grows", "parquet", "ParquetExporter", ""),
         Format("csv", "tables, one file each", "csv_export", "CsvExporter", ""),
         Format("json", "tables and summary in one object", "tables_json", "TablesJsonExporter", ".json"),

@@ -243,6 +243,22 @@ class ReportExporter:
                     waited = "" if one.seconds is None else f", {text.seconds(one.seconds)} of waiting"
                     yield Text(f"{text.count(one.count)} {one.kind} in {one.mapping}{waited}")
 
+        cpu, events = trace.snapshot.cpu_time, trace.snapshot.hardware
+        if cpu is not None and cpu.parts:
+            yield from heading(f"CPU time, by {text.count(cpu.samples)} samples")
+            table = grid(("share", "right"), ("part", "left"), ("time", "right"))
+            for part in cpu.parts:
+                table.add_row(
+                    f"{100 * part.share:.1f}%", text.clean(part.part, 24), text.seconds(part.seconds)
+                )
+            yield table
+        if events is not None and events.events:
+            yield from heading("Performance events")
+            for event in events.events:
+                told = text.MISSING if event.value is None else text.count(round(event.value))
+                why = f" ({text.clean(event.reason, 200)})" if event.reason else ""
+                yield Text(f"{text.clean(event.event, 40)} {told}{why}")
+
     def _memory(self, trace: Trace) -> Iterator[RenderableType]:
         found = of_trace(trace)
         if not found.weights and found.cache is None and found.scratch is None:

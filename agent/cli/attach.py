@@ -9,7 +9,7 @@ import enum
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Protocol
 
@@ -96,7 +96,7 @@ def open_attachment(options: Options, progress: Progress) -> Watched:
         budget=BudgetConfig(options.budget, qos_min_tokens_per_second=options.floor),
         btf_path=options.btf_path,
         loader=options.loader,
-        why=_why(options),
+        why=_why(options.stacks is not None, options.counters),
         causes=CauseOptions(options.sched, options.faults, options.barriers),
         progress=progress,
     )
@@ -104,14 +104,13 @@ def open_attachment(options: Options, progress: Progress) -> Watched:
     return watched
 
 
-def _why(options: Options) -> WhyOptions | None:
-    if options.stacks is None and not options.counters:
+def _why(stacks: bool, counters: Sequence[str]) -> WhyOptions | None:
+    if not stacks and not counters:
         return None
     from ..kernel.perfsys import parse_event
     from ..whys import WhyOptions
 
-    hertz = STACK_HERTZ if options.stacks is not None else 0
-    return WhyOptions(hertz, tuple(parse_event(name) for name in options.counters))
+    return WhyOptions(STACK_HERTZ if stacks else 0, tuple(parse_event(name) for name in counters))
 
 
 def _counters(context: click.Context, option: click.Parameter, value: str | None) -> tuple[str, ...]:

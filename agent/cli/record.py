@@ -17,7 +17,19 @@ import click
 
 from ..errors import ProfinferError, TargetEnded, TargetError, UsageError
 from ..waking import Wakeup
-from .attach import POLL_SECONDS, _budget, _duration, _give_way, _loader, _ops, _pid, _positive, _time
+from .attach import (
+    POLL_SECONDS,
+    _budget,
+    _counters,
+    _duration,
+    _give_way,
+    _loader,
+    _ops,
+    _pid,
+    _positive,
+    _time,
+    _why,
+)
 from .output import btf_file, invoking_user, say
 from .signals import Interrupted, Stop
 
@@ -56,6 +68,8 @@ class Options:
     sched: bool
     faults: bool
     barriers: bool
+    stacks: bool
+    counters: tuple[str, ...]
 
 
 def _size(context: click.Context, option: click.Parameter, value: str | None) -> int | None:
@@ -120,6 +134,11 @@ def _optional_pid(context: click.Context, option: click.Parameter, value: str | 
 @click.option("--sched/--no-sched", default=True, show_default=True, help="Record what its threads wait for.")
 @click.option("--faults/--no-faults", default=True, show_default=True, help="Record its page faults.")
 @click.option("--barriers", is_flag=True, help="Record each thread in each operator (with --ops all).")
+@click.option("--stacks", is_flag=True, help="Sample where CPU time goes, by native stacks.")
+@click.option(
+    "--counters", callback=_counters, metavar="EVENTS",
+    help="Count performance events by operator: names as perf has them, or rHEX, commas between.",
+)  # fmt: skip
 @click.option("--btf-path", metavar="FILE", help="Kernel type information, where the kernel brings none.")
 @click.option("--force", is_flag=True, help="Replace FILE if it is there.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress on stderr.")
@@ -127,8 +146,8 @@ def _optional_pid(context: click.Context, option: click.Parameter, value: str | 
 def record(
     command: tuple[str, ...], pid: int | None, output: str | None, duration: float | None,
     max_size: int | None, last: float | None, triggers: tuple[str, ...], ops: str, budget: float, method: str,
-    loader: str, btf_path: str | None, sched: bool, faults: bool, barriers: bool, force: bool, quiet: bool,
-    verbose: bool,
+    loader: str, btf_path: str | None, sched: bool, faults: bool, barriers: bool, stacks: bool,
+    counters: tuple[str, ...], force: bool, quiet: bool, verbose: bool,
 ) -> None:  # fmt: skip
     """Record a running process, or a program that is started for it, into one file.
 
@@ -147,10 +166,13 @@ def record(
         raise UsageError("--barriers needs every operator", "use it with --ops all")
     if last is not None and ops == "sampled":
         raise UsageError("--last keeps records, and --ops sampled has none", "use --ops all or off")
+    if last is not None and (stacks or counters):
+        # These are sums since the beginning, and every figure of a window is of that window.
+        raise UsageError("--last keeps records, and --stacks and --counters have none", "leave them out")
     options = Options(
         pid, command, output or _name(pid, command), duration, max_size, last, Triggers.parse(triggers), ops,
         budget, method, loader, None if btf_path is None else btf_file(btf_path), force, quiet,
-        sched, faults, barriers,
+        sched, faults, barriers, stacks, counters,
     )  # fmt: skip
     _Run(options).run()
 
@@ -240,6 +262,7 @@ class _Run:
         return Attachment.open(
             pid, method=options.method, ops=options.ops, budget=BudgetConfig(options.budget),
             btf_path=options.btf_path, loader=options.loader, progress=self.say,
+            why=_why(options.stacks, options.counters),
             causes=CauseOptions(options.sched, options.faults, options.barriers), kept=True,
         )  # fmt: skip
 

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from profinferd.agent.attach import Attachment
+from profinferd.agent.cli import main
 from profinferd.agent.errors import UsageError
 from profinferd.agent.kernel.programs import GgmlPrograms
 from profinferd.agent.model.trace import PHASES, Trace
@@ -148,6 +149,31 @@ def test_the_file_is_what_the_stub_did(tmp_path: Path) -> None:
         assert set(trace.kinds) <= {"memory", "sched_spans", "page_faults"}
         assert len(memory) >= 1 and memory["rss_file"][0] > 0 and memory["threads"][0] >= 1
         assert len(trace.gaps) == 0
+
+
+def test_samples_and_events_are_recorded_too(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Where CPU time goes, and performance events: of a program that is watched from its start on, and
+    computes for half a second by its own clock."""
+    path = tmp_path / "run.pfi"
+    watch = ("--stacks", "--counters", "page-faults,cpu-clock")
+    with Record("-o", str(path), *watch, "--", str(engine()), stdin=subprocess.PIPE) as record:
+        assert record.process.stdin is not None
+        record.process.stdin.write(b"run pos=0-9 out=9 us=100\n" + b"run pos=10 out=0 us=12000 spin=1\n")
+        record.process.stdin.flush()
+        until(lambda: _calls_or_none(path) == 2)
+        record.process.stdin.close()
+        record.process.stdin = None
+        assert record.end(None) == 0
+    with opened(path) as trace:
+        cpu, events = trace.snapshot.cpu_time, trace.snapshot.hardware
+        assert cpu is not None and cpu.samples > 0
+        assert sum(part.samples for part in cpu.parts) == cpu.samples == sum(n for _, n in cpu.folded)
+        assert events is not None
+        assert [event.event for event in events.events] == ["page-faults", "cpu-clock"]
+        assert all(event.value for event in events.events)
+        assert {op.op for op in events.ops} >= {"MUL_MAT"}
+    assert main(["export", str(path), "--format", "stacks"]) == 0
+    assert capfd.readouterr().out.count("\n") == len(cpu.folded)
 
 
 def _calls(path: Path) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import stat
 from pathlib import Path
@@ -84,6 +85,25 @@ def test_without_a_name_data_goes_to_stdout(run: Path, capfdbinary: pytest.Captu
     assert b"server;decode;layer 0;ffn_up;MUL_MAT q4_K 3000\n" in out and err == b""
     assert main(["export", str(run), "--format", "perfetto"]) == 0
     assert len(parse(capfdbinary.readouterr().out).of("op")) == 88
+
+
+def test_recorded_samples_of_cpu_time(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["export", str(run), "--format", "stacks"]) == 0
+    assert capsys.readouterr().out == "main;mul_mat 3\nmain;sample 1\n"
+    assert main(["export", str(run), "--format", "flame"]) == 0
+    assert "mul_mat" in capsys.readouterr().out
+    assert main(["report", str(run)]) == 0
+    assert re.search(r"CPU time, by 4 samples\n.*\n *75.0%  kernels +30.0 ms", capsys.readouterr().out)
+    for option in (["--from", "0"], ["--anonymise"], ["--no-times"]):
+        assert main(["export", str(run), "--format", "stacks", *option]) == 2
+        assert "leave --" in capsys.readouterr().err
+    without = tmp_path / "without.pfi"
+    monkeypatch.setattr(test_recording, "SAMPLES", None)
+    test_recording.record(without)
+    assert main(["export", str(without), "--format", "flame"]) == 2
+    assert "record with --stacks" in capsys.readouterr().err
 
 
 def test_a_stretch_of_time(run: Path, tmp_path: Path) -> None:

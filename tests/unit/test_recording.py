@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from profinferd.agent.errors import UsageError
+from profinferd.agent.model.eventdata import CpuPart, CpuTime
 from profinferd.agent.model.plancache import Tables
 from profinferd.agent.model.session import Session
 from profinferd.agent.model.snapshot import Snapshot
@@ -38,6 +39,12 @@ from .streams import START, Stream, decode, facts, prompt, session
 FAULTS = np.dtype([("ts", "<u8"), ("addr", "<u8"), ("bytes", "u1", (3,)), ("name", "S8"), ("ok", "?")])
 
 
+SAMPLES = CpuTime(
+    99, 4, 0, 0.05, 0.04, (CpuPart("kernels", 3, 0.03, 0.75), CpuPart("sampler", 1, 0.01, 0.25)),
+    (("main;mul_mat", 3), ("main;sample", 1)),
+)  # fmt: skip
+
+
 class Live:
     """Stands for the attachment: a session, and what the probes say was lost."""
 
@@ -47,7 +54,7 @@ class Live:
 
     def snapshot(self) -> Snapshot:
         stats = {f"lost_{kind}": count for kind, count in self.lost.items()}
-        return self.session.snapshot(self.stream.now, stats)
+        return dataclasses.replace(self.session.snapshot(self.stream.now, stats), cpu_time=SAMPLES)
 
     def losses(self) -> dict[str, int]:
         return dict(self.lost)
