@@ -102,9 +102,8 @@ class ReportExporter:
     def _phase(self, phase: PhaseOps, rows: Sequence[Row]) -> Iterator[RenderableType]:
         seconds = phase.seconds or 0.0
         per = f", {text.seconds(seconds / phase.units)} a {phase.per}" if phase.units else ""
-        yield from heading(
-            f"{phase.phase}: {text.seconds(seconds)} in {text.count(phase.graphs)} graphs{per}"
-        )
+        graphs = "1 graph" if phase.graphs == 1 else f"{text.count(phase.graphs)} graphs"
+        yield from heading(f"{phase.phase}: {text.seconds(seconds)} in {graphs}{per}")
         yield self._grouped(("op", "dtype", "role"), rows, phase, lambda r: (r.op, r.dtype, r.role))
         yield Text()
         yield self._grouped(("role",), rows, phase, lambda r: (r.role,), limit=8)

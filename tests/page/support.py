@@ -40,6 +40,7 @@ SLOW = 7
 """The token that takes longest."""
 
 
+NO_PMU = "this processor or virtual machine has no such counter: ENOENT (No such file or directory)"
 THREADS = Threads(
     work_seconds=0.4,
     threads=(
@@ -61,7 +62,7 @@ FAULTS = Faults(
 PEAKS = Peaks((Peak(1, 9.9e9, None, 49.5e9, 79e9), Peak(2, 10e9, None, 50e9, 80e9)))
 CPU = CpuTime(99, 400, 2, 4.1, 4.0, (CpuPart("kernels", 360, 3.6, 0.9), CpuPart("tokenizer", 40, 0.4, 0.1)))
 EVENTS = Events(
-    (EventTotal("instructions", 5_000_000, 0.5), EventTotal("cycles", None, None, "no PMU here")),
+    (EventTotal("instructions", 5_000_000, 0.5), EventTotal("cycles", None, None, NO_PMU)),
     (), {}, 2, ipc=1.25,
 )  # fmt: skip
 SPAN = np.dtype([("ts", "<u8"), ("begin", "<u8"), ("woken", "<u8"), ("end", "<u8"), ("tid", "<u4"),

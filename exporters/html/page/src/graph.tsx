@@ -96,8 +96,8 @@ const GraphView = ({ doc, graph, which, setWhich, spot }: ViewProps) => {
         </button>
       </div>
       <p class="note" id="graph-facts">
-        {plural(graph.nodes.op.length, "node")}, {plural(graph.edges.length, "edge")}: {states(graph)}. Ran {count(graph.count)} times,{" "}
-        {time(graph.ns)} each{graph.setup === null ? "" : `, of which ${time(graph.setup)} outside timed kernels`}. Topology{" "}
+        {plural(graph.nodes.op.length, "node")}, {plural(graph.edges.length, "edge")}: {states(graph)}. Ran {graph.count === 1 ? "once" : `${count(graph.count)} times`},{" "}
+        {time(graph.ns)}{graph.count === 1 ? "" : " each"}{graph.setup === null ? "" : `, of which ${time(graph.setup)} outside timed kernels`}. Topology{" "}
         <code>{graph.topology}</code>.
       </p>
       <div class="graph-view" tabIndex={0} role="region" aria-label="Graph, layer by layer">

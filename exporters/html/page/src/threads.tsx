@@ -17,7 +17,7 @@ export const ThreadsPanel = ({ doc }: { doc: Doc }) => {
   return (
     <Section id="threads" title="Threads and page faults" lead="While graphs ran: running, ready without a core, or blocked (in brackets how often); and pages that were not there.">
       {threads.rows.length ? <Table threads={threads} /> : <Note>{threads.note ?? "Threads were not watched."}</Note>}
-      <div class="grid2" style={{ marginTop: "12px" }}>
+      <div class="columns">
         {threads.takers.length ? <Takers threads={threads} /> : null}
         {threads.stalled.length ? <Stalls threads={threads} /> : null}
         {threads.barriers.length ? <Barriers threads={threads} /> : null}
@@ -139,7 +139,7 @@ const Barriers = ({ threads }: { threads: Threads }) => (
       limit={8}
       rowKey={(r) => `${r.op} ${r.dtype} ${r.role} ${r.phase}`}
       columns={[
-        { id: "op", title: "Operator", sort: (r) => r.op, cell: (r) => `${r.op} ${r.role}` },
+        { id: "op", title: "Operator", sort: (r) => r.op, cell: (r) => <span class="wraps">{`${r.op} ${r.role}`}</span> },
         { id: "phase", title: "Phase", sort: (r) => r.phase, cell: (r) => r.phase },
         { id: "wall", title: "Time", numeric: true, sort: (r) => r.wall, cell: (r) => seconds(r.wall) },
         { id: "idle", title: "Threads idle", numeric: true, sort: (r) => r.idle, cell: (r) => percent(r.idle) },
@@ -164,19 +164,20 @@ type Counter = Threads["counters"][number];
 
 const Counters = ({ threads }: { threads: Threads }) => (
   <div class="card">
-    <h3 style={{ marginTop: 0 }}>Hardware events</h3>
+    <h3 style={{ marginTop: 0 }}>Performance events</h3>
     <SortTable
       id="counters-table"
-      caption="Hardware events"
+      caption="Performance events"
       rows={threads.counters}
       first="value"
       rowKey={(r: Counter) => r[0]}
       columns={[
         { id: "event", title: "Event", sort: (r: Counter) => r[0], cell: (r: Counter) => r[0] },
-        { id: "value", title: "Count", numeric: true, sort: (r: Counter) => r[1], cell: (r: Counter) => (r[1] === null ? <span title={r[3] ?? undefined}>{r[3] ?? ABSENT}</span> : count(r[1])) },
+        { id: "value", title: "Count", numeric: true, sort: (r: Counter) => r[1], cell: (r: Counter) => (r[1] === null ? ABSENT : count(r[1])) },
         { id: "ratio", title: "Counted", numeric: true, help: "Share of the time in which it really counted", sort: (r: Counter) => r[2], cell: (r: Counter) => percent(r[2]) },
       ]}
     />
+    {threads.counters.map((r) => (r[1] === null && r[3] ? <Note key={r[0]}>{`${r[0]}: ${r[3]}`}</Note> : null))}
     {threads.derived.length ? <Note>{threads.derived.map(([what, value, unit]) => `${what}: ${unit === "1" ? value.toFixed(2) : figure(value, unit)}`).join(" · ")}</Note> : null}
   </div>
 );
