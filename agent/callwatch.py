@@ -157,7 +157,7 @@ class CallWatch:
             if len(values - {None}) > 1:
                 self._wide.add(engine)
                 self._probes.go_together(engine)
-                self._probes.tick(now, self._busy(now), self._free)  # a trial begins
+                self._probes.tick(now, self._busy(), self._free)  # a trial begins
                 self.add(info)
                 self._before = [row for _, row in self._rows()]
 
@@ -238,7 +238,7 @@ class CallWatch:
         self._free = free
         if self._probes.due(now):
             try:
-                self._probes.tick(now, self._busy(now), free)
+                self._probes.tick(now, self._busy(), free)
             except TargetEnded:
                 pass  # the caller asks whether it is alive
             except ProfinferError as error:
@@ -250,10 +250,11 @@ class CallWatch:
         """Whether :meth:`keep` should be asked again soon."""
         return self._probes.hurried
 
-    def _busy(self, now: float) -> float:
+    def _busy(self) -> float:
         """Seconds since the last time in which the process computed or was inside calls: no more than
-        have passed, for the cost may be one thread's."""
-        cpu = cpu_seconds(self.process.pid)
+        have passed, for the cost may be one thread's. Both by clocks that are read now: when a turn
+        began says nothing, for attaching takes time, and what was busy meanwhile would be lost."""
+        now, cpu = time.monotonic(), cpu_seconds(self.process.pid)
         inside = sum(row.ns for _, row in self._rows() if row.state == 0) / 1e9
         before, self._clock = self._clock, (now, cpu, inside)
         return max(0.0, min(now - before[0], cpu - before[1] + inside - before[2]))

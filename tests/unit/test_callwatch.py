@@ -63,6 +63,30 @@ def test_very_many_that_go_by_one_name(watch: tuple[CallWatch, list[dict[str, in
     assert [note for note in made._notes if "too many" in note]
 
 
+def test_how_busy_it_was_is_told_by_clocks_that_are_read_at_once(
+    watch: tuple[CallWatch, list[dict[str, int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A turn puts probes on, which takes 0.4 s, and then asks what these did cost of how much: by the time
+    at which it began the process would not have been busy, and everything that it called too dear."""
+    made: Any = watch[0]
+    clock = {"wall": 100.0, "cpu": 5.0}
+    monkeypatch.setattr(callwatch, "time", SimpleNamespace(monotonic=lambda: clock["wall"]))
+    monkeypatch.setattr(callwatch, "cpu_seconds", lambda pid: clock["cpu"])
+    monkeypatch.setattr(CallWatch, "_rows", lambda self: [])
+    made._clock = (99.0, 4.5, 0.0)
+    asked: list[float] = []
+    made._probes = SimpleNamespace(
+        due=lambda now: True, tick=lambda now, busy, free: asked.append(busy), charged_s=lambda: 0.0
+    )
+    began = clock["wall"]
+    made.keep(began, 0.01)
+    clock.update(wall=100.4, cpu=5.3)
+    made.keep(began, 0.01)
+    clock.update(wall=100.5, cpu=9.0)  # several threads
+    made.keep(began, 0.01)
+    assert asked == pytest.approx([0.5, 0.3, 0.1])
+
+
 def test_a_library_with_a_hostile_name(watch: tuple[CallWatch, list[dict[str, int]]]) -> None:
     """What stands for a function without a name is one line of text that can be written anywhere."""
     made, _ = watch
