@@ -84,8 +84,9 @@ def _verdict(verdict: Mapping[str, Any]) -> str:
     """Its name, its first evidence, and what to try."""
     rule = str(verdict.get("rule", "")).replace("_", " ").capitalize()
     evidence = verdict.get("evidence") or [""]
-    parts = [f"{rule}: {evidence[0]}", str(verdict.get("try") or "")]
-    return ". ".join(part.rstrip(".") for part in parts if part)[:400]
+    parts = [f"{rule}: {evidence[0]}" if evidence[0] else rule, str(verdict.get("try") or "")]
+    # Each is a sentence here, and most advice begins with a small letter where it follows "try".
+    return ". ".join(part[0].upper() + part[1:].rstrip(".") for part in parts if part)[:400]
 
 
 def _latency(figures: Mapping[str, Any] | None) -> dict[str, float | None] | None:

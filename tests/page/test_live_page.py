@@ -142,3 +142,13 @@ def test_who_is_watched_is_shown_however_many_are_not() -> None:
     many = [target(f"no{n}", n, state="excluded", report=None) for n in range(100)]
     shown = summary([*many, target("bare", 200, state="unprofiled", report=None), target("engine", 300)])
     assert [one["target"] for one in shown[:3]] == ["engine", "bare", "no0"] and len(shown) == 64
+
+
+def test_advice_is_a_sentence() -> None:
+    one = target("engine", 1)
+    one["report"]["verdicts"] = [
+        {"rule": "preempted", "evidence": ["python took the core."], "try": "move it to other cores"},
+        {"rule": "x", "evidence": [], "try": ""},
+    ]
+    (shown,) = summary([one])
+    assert shown["verdicts"] == ["Preempted: python took the core. Move it to other cores", "X"]
