@@ -70,6 +70,7 @@ def _one(target: Mapping[str, Any]) -> dict[str, Any]:
         "first_token": _latency(latency.get("time_to_first_token")),
         "inter_token": _latency(latency.get("inter_token")),
         "ops": _ops(report.get("ops") or []),
+        "runs": _runs(report) if tokens.get("decode") is None else [],
         "overhead": _number(overhead.get("estimated_ratio")),
         "budget": _number(overhead.get("budget_ratio")),
         "lost": (report.get("lost") or {}).get("total"),
@@ -114,6 +115,34 @@ def _ops(ops: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     if rest > 0:
         shown.append({"name": f"{len(ranked) - MAX_OPS} more", "share": rest / total})
     return shown
+
+
+def _runs(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Of an engine without tokens, what it runs, that which takes longest first: compiled programs where
+    it has some, else its calls. ``mean``: seconds, of a program until it was seen to be done."""
+    found = [
+        (str(one.get("name") or "a program without a name"), one.get("executions"), one.get("completions"),
+         one.get("completion_seconds"), one.get("dispatch_seconds"))
+        for one in report.get("programs") or []
+    ] or [
+        (str(one.get("call")), one.get("count"), None, None, one.get("seconds"))
+        for one in report.get("engine_calls") or []
+        if one.get("state") == "outermost"
+    ]  # fmt: skip
+    sums: dict[str, list[float]] = {}
+    for name, count, done, done_seconds, seconds in found:
+        whole = done and done_seconds is not None
+        number, total = _number(done if whole else count), _number(done_seconds if whole else seconds)
+        have = sums.setdefault(name[:80], [0.0, 0.0, 0.0])
+        have[0] += _number(count) or 0.0
+        if number and total is not None:
+            have[1], have[2] = have[1] + number, have[2] + total
+    ranked = sorted(sums.items(), key=lambda item: -item[1][2])[:MAX_OPS]
+    return [
+        {"name": name, "count": count, "mean": seconds / number if number else None}
+        for name, (count, number, seconds) in ranked
+        if count
+    ]
 
 
 def _number(value: object) -> float | None:

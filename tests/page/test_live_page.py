@@ -152,3 +152,65 @@ def test_advice_is_a_sentence() -> None:
     ]
     (shown,) = summary([one])
     assert shown["verdicts"] == ["Preempted: python took the core. Move it to other cores", "X"]
+
+
+def of_programs(name: str, pid: int) -> dict[str, Any]:
+    """An engine that has compiled programs and calls, and no tokens."""
+    report = {
+        "target": {"pid": pid, "exe": "/usr/bin/python3", "engine": "pjrt", "model": None},
+        "tokens": {"prefill": None, "decode": None, "output_rows": None},
+        "programs": [
+            {"name": name, "executions": runs, "completions": done, "completion_seconds": until_done,
+             "dispatch_seconds": handed_over}
+            for name, runs, done, until_done, handed_over in (
+                ("step", 40, 40, 0.5, 0.1), ("fill", 10, 0, None, 0.02), (EVIL, 2, 1, 0.75, 0.0),
+                (None, 0, 0, None, 0.0),
+            )
+        ],
+        "engine_calls": [{"call": "execute", "count": 52, "seconds": 0.1, "state": "outermost"}],
+        "overhead": {"budget_ratio": 0.01, "estimated_ratio": None},
+    }  # fmt: skip
+    return target(name, pid, tokens_per_second=None, report=report)
+
+
+def test_what_an_engine_without_tokens_runs() -> None:
+    """Its programs by the time that they take, with the mean of those that were seen to be done; without
+    programs its calls, added up by name."""
+    one = of_programs("jax", 1)
+    (shown,) = summary([one])
+    assert shown["runs"] == [
+        {"name": EVIL[:80], "count": 2.0, "mean": 0.75},
+        {"name": "step", "count": 40.0, "mean": pytest.approx(0.0125)},
+        {"name": "fill", "count": 10.0, "mean": pytest.approx(0.002)},
+    ]
+    one["report"]["programs"] = []
+    one["report"]["engine_calls"] += [
+        {"call": "execute", "count": 8, "seconds": 0.02, "state": "outermost"},
+        {"call": "execute", "count": 99, "seconds": 9.0, "state": "inner"},
+        {"call": "count_only", "count": 5, "seconds": None, "state": "outermost"},
+    ]
+    (shown,) = summary([one])
+    assert shown["runs"] == [
+        {"name": "execute", "count": 60.0, "mean": pytest.approx(0.002)},
+        {"name": "count_only", "count": 5.0, "mean": None},
+    ]
+
+
+def test_an_engine_without_tokens_is_not_called_idle(
+    served: tuple[str, list[dict[str, Any]], list[str]], tmp_path: Path
+) -> None:
+    address, targets, _ = served
+    with browser(tmp_path / "profile") as tab:
+        tab.size(DESKTOP)
+        targets += [of_programs("jax", 4711)]
+        tab.driver.get(address)
+        until(tab, "document.querySelectorAll('article').length === 1")
+        seen = text(tab)
+        for words in ("step", "40 × 12.5 ms", "10 × 2.00 ms", EVIL[:80], "its tokens cannot be told"):
+            assert words in seen, words
+        assert "idle" not in seen and "operators" not in seen
+        assert tab.js("document.title") == "profinferd"
+        for size in (DESKTOP, PHONE):
+            tab.size(size)
+            tab.picture(tmp_path / f"programs-{size[0]}.png")
+            assert tab.js("document.documentElement.scrollWidth <= window.innerWidth"), size
