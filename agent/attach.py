@@ -348,7 +348,8 @@ class Attachment:
                 self._driver.causes_s[part] = self._driver.causes_s.get(part, 0.0) + seconds
             return
         totals = self._session.calls.totals.values() if self._session is not None else ()
-        self._keeper.keep(now, sum(total.ns for total in totals) / 1e9, self._config.budget_ratio)
+        reported = sum(total.ns for total in totals) / 1e9
+        self._keeper.keep(now, reported, self._config.budget_ratio, graphs=self._sees_graphs)
 
     def _attach_splits(self) -> None:
         """What is given to other backends than the CPU: from now on, for it costs two hits a split."""

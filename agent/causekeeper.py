@@ -45,6 +45,8 @@ class CauseKeeper:
         self._hits = target.causes.hits()
         self._busy_ns = target.busy_ns()
         self._reported_s = 0.0
+        self._ever_shed: set[str] = set()
+        self._graphs = True
 
     @property
     def hurried(self) -> bool:
@@ -60,6 +62,7 @@ class CauseKeeper:
         of the budget, what is left for waits, page faults and operators. ``graphs``: whether these are
         watched; waits count while they run. Returns seconds of cost since the last time, by part.
         """
+        self._graphs = graphs
         if self._looked_s is None:
             self._looked_s, self._reported_s = now_s, reported_s
         if not self._due(now_s, free_ratio):
@@ -72,6 +75,7 @@ class CauseKeeper:
         cycle = 0.0 if all(map(self._target.causes.attached, self._target.causes.parts())) else CYCLE_S
         useless = () if graphs else (WAITS,)
         decision = self._decision = self._budget.tick(now_s, busy, free, seen, cycle, useless)
+        self._ever_shed |= decision.shed.keys()
         self._target.watch(decision.watched)
         self._looked_s, self._hits = now_s, self._target.causes.hits()
         self._look_s = time.monotonic() - begun
@@ -100,7 +104,7 @@ class CauseKeeper:
         before, now = self._counts, self._target.counts()
         self._counts = now
         waits, records = now.waits - before.waits, now.records - before.records
-        faults = now.faults - before.faults
+        faults = max(0, now.faults - before.faults)  # programs that are gone have no counts
         seconds = (waits * self.prices.wait_ns + records * self.prices.wait_record_ns) * 1e-9
         if WAITS not in self._target.watched and self._decision is not None and WAITS in self._decision.shed:
             # Other targets need the programs: they run here, too, and look no further.
@@ -135,6 +139,8 @@ class CauseKeeper:
                     f"{words} are watched in short trials only, {one.per_second:.0f} a second would cost"
                     f" {one.cost_ratio:.1%} of its time; figures are of those trials (--budget)"
                 )
-            elif self._target.unwatched_ns(part):
+            elif part in self._ever_shed:
                 found.append(f"{words} were not watched for some time, to stay within the budget")
+            elif self._target.unwatched_ns(part) and self._graphs:
+                found.append(f"{words} were not watched for some time, for graphs were not")
         return found

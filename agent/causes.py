@@ -465,7 +465,7 @@ class TargetCauses:
     def counts(self) -> CauseCounts:
         """What was looked at so far."""
         causes = self.causes
-        if WAITS in self.watched:
+        if WAITS in self.watched and causes.sched is not None:
             self._count(self._rows(COUNT_SECONDS)[0])
         found = causes.faults.counts(self.process.pid) if causes.faults is not None else None
         return CauseCounts(self._episodes, self._spans, found["minor"] + found["major"] if found else 0)

@@ -159,3 +159,15 @@ def test_page_faults_alone(dear: None, monkeypatch: pytest.MonkeyPatch) -> None:
         seen = watch.snapshot()
         assert seen.faults is not None and seen.faults.unwatched_seconds > 0
         assert seen.threads is not None and seen.threads.unwatched_seconds == 0
+
+
+def test_programs_that_are_gone(dear: None) -> None:
+    """The daemon takes them off for good when something is wrong with them; what they cost ends there."""
+    with Engine(engine()) as stub, Kept(stub) as watch:
+        watch.until(WILD, lambda seen: waits(seen) > 100)
+        watch.attachment._causes.close()
+        seen = watch.until(CALM, lambda seen: seen.threads is None and seen.faults is None)
+        assert seen.budget is not None
+        before = seen.budget.spent_seconds["waits"]
+        seen = watch.until(WILD, lambda seen: True)
+        assert seen.budget is not None and seen.budget.spent_seconds["waits"] == before

@@ -40,8 +40,9 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    # Without operators nothing is shed: what the budget thinks of so busy a machine is no matter here.
-    with Daemon(tmp_path_factory.mktemp("daemon"), f"{NAME}*", profile={"ops": "off"}) as made:
+    # Nothing is shed: what the budget thinks of so busy a machine is no matter here.
+    profile = {"ops": "off", "budget": "90%"}
+    with Daemon(tmp_path_factory.mktemp("daemon"), f"{NAME}*", profile=profile) as made:
         made.scanned()
         yield made
 
@@ -254,6 +255,63 @@ def test_no_room_for_them(tmp_path: Path, program: Path) -> None:
             assert daemon.log().count("less is watched") == 1
 
 
+DEAR = """
+import dataclasses, sys
+from profinferd.agent import attach, causekeeper, prices
+made = prices.prices_of
+prices.ASSUMED = attach.ASSUMED = dataclasses.replace(prices.ASSUMED, wait_ns=100_000, wait_record_ns=0)
+prices.prices_of = lambda found, mode: dataclasses.replace(
+    made(found, mode), call_ns=1, graph_ns=1, op_ns=1, wait_ns=100_000, wait_record_ns=0, fault_ns=1
+)
+causekeeper.PERIOD_S = 0.5
+from profinferd.agent.cli import main
+sys.exit(main(sys.argv[5:]))
+"""
+"""A daemon to which a wait costs as much as 100 us of work."""
+
+
+def test_waits_of_one_target_are_shed_and_those_of_the_other_are_not(tmp_path: Path, program: Path) -> None:
+    """One budget for each: programs go on for the one, and pass over the other."""
+    second = copied(engine(), tmp_path, f"{NAME}-b")
+    under = [sys.executable, "-c", DEAR, "x"]
+    profile = {"budget": "10%"}
+    with (
+        Daemon(tmp_path / "d", f"{NAME}*", under=under, profile=profile) as daemon,
+        known(daemon, program) as stub,
+        known(daemon, second) as calm,
+    ):
+        ahead(stub.pid)
+        ahead(calm.pid)
+        until, position = time.monotonic() + 2 * DEADLINE, 6
+
+        def work(words: str) -> dict[str, Any]:
+            nonlocal position
+            position = position % 200 + 6
+            stub.order(f"run pos={position} out=0 quiet=1 times=50 {words}")
+            calm.order(f"run pos={position} out=0 quiet=1 us=100 spin")
+            assert time.monotonic() < until, daemon.wait_for(stub.pid)["report"]["budget"]
+            report: dict[str, Any] = daemon.wait_for(stub.pid)["report"]
+            return report
+
+        report = work("us=50")
+        while [one["part"] for one in report["causes_shed"]] != ["waits"]:
+            report = work("us=50")
+        assert any(note.startswith("threads: waits are watched in short trials") for note in report["notes"])
+        assert daemon.wait_for(calm.pid)["report"]["causes_shed"] == []
+        while report["threads"]["unwatched_seconds"] < 1:
+            report = work("us=50")
+        other = daemon.wait_for(calm.pid)["report"]
+        assert other["threads"]["unwatched_seconds"] == 0 and other["threads"]["threads"]
+        assert other["overhead"]["machine_seconds"] > 0
+        name = "profinfer_cause_unwatched_seconds_total"
+        assert daemon.sample(name, target=f"{NAME}-a", what="waits") >= 1
+        assert daemon.sample(name, target=f"{NAME}-a", what="faults") == 0
+        assert daemon.sample(name, target=f"{NAME}-b", what="waits") == 0
+        assert daemon.sample("profinfer_overhead_seconds_total", target=f"{NAME}-a", how="waits") > 0
+        while work("us=100 spin")["causes_shed"]:
+            pass
+
+
 def test_they_end_when_nothing_is_watched(tmp_path: Path, program: Path) -> None:
     """Programs on every switch of the machine are not left behind, and come again with the next target."""
     code = (
@@ -287,6 +345,8 @@ def test_graphs_that_are_not_looked_at(tmp_path: Path) -> None:
             note.startswith("threads: waits count while graphs run, which") for note in report["notes"]
         )
         assert WAIT not in {key.partition("{")[0] for key in daemon.samples()}
+        # Nobody would ask for its waits: its switches cost it nothing.
+        wait_for(lambda: entries(daemon)["sched_threads"] == 0, "its threads to be let go of", DEADLINE)
 
 
 def test_a_level_that_is_shed_says_that_waits_stand_still(tmp_path: Path, program: Path) -> None:
