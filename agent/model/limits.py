@@ -15,7 +15,9 @@ class Limits:
     least_share: float = 0.02
     """A cause that costs less is not worth a verdict."""
     unwatched_share: float = 0.02
-    """Of the window, from which on waits or page faults that were not watched say nothing."""
+    """Of the window, from which on it matters that waits or page faults were not watched."""
+    watched_calls: int = 8
+    """Of a phase, at least, from which it is told what the others waited for that were not watched."""
 
     bandwidth_share: float = 0.6
     """Of the machine's reading rate, from which on decode is held back by memory."""

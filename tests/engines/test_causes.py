@@ -24,6 +24,7 @@ import pytest
 
 from profinferd.agent.attach import Attachment
 from profinferd.agent.causes import CauseOptions
+from profinferd.agent.model.budget import BudgetConfig
 from profinferd.agent.model.causes import Cause, Faults, Threads
 from profinferd.agent.target.process import read_maps
 
@@ -83,7 +84,9 @@ def watched(options: Options, ops: str = "off", priority: int = 0, **causes: boo
         victim.ask("generate", context=0, prompt=words(8), n=2)  # warm
         if priority:
             first_in_line(victim.pid, priority)
-        with Attachment.open(victim.pid, ops=ops, causes=CauseOptions(**causes)) as attachment:
+        # What watching costs is no matter here: four threads on two cores switch 100,000 times a second.
+        budget, wanted = BudgetConfig(1.0), CauseOptions(**causes)
+        with Attachment.open(victim.pid, ops=ops, budget=budget, causes=wanted) as attachment:
             job = Job(victim, attachment)
             job.generate(3)  # its graphs are known from now on
             yield job

@@ -45,7 +45,8 @@ def test_more_threads_than_cores(engines: Engines) -> None:
     assert all(set(v) == {"rule", "confidence", "seconds_per_token", "evidence", "try"} for v in verdicts)
     (found,) = (v for v in verdicts if v["rule"] == "more_threads_than_cores")
     assert found["evidence"][0] == f"4 compute threads share {cpus} CPU{'s' if cpus > 1 else ''}"
-    assert found["try"] == f"--threads {cpus}" and found["confidence"] == "high"
+    # They wait so often that it is watched in short trials only.
+    assert found["try"] == f"--threads {cpus}" and found["confidence"] in ("high", "medium")
 
 
 def test_nothing_wrong(engines: Engines) -> None:

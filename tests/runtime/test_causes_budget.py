@@ -17,7 +17,6 @@ import pytest
 from profinferd.agent import attach, causekeeper
 from profinferd.agent.model.budget import BudgetConfig, Prices
 from profinferd.agent.model.snapshot import Snapshot
-from profinferd.agent.model.verdict import judge
 
 from .cases import DEADLINE, Engine, Watch, engine
 
@@ -116,17 +115,6 @@ def test_trials_and_the_return(dear: None) -> None:
         assert seen.threads is not None and seen.threads.unwatched_seconds == away
         (leader,) = (one for one in seen.threads.threads if one.tid == stub.pid)
         assert leader.run_seconds > ran, "what it did before was kept, and it is watched again"
-
-
-def test_no_verdict_of_what_was_not_watched(dear: None) -> None:
-    """A stretch without waits is no sign that there were none."""
-    with Engine(engine()) as stub, Kept(stub) as watch:
-        seen = watch.until(
-            WILD, lambda seen: seen.threads is not None and seen.threads.unwatched_seconds > 0.1
-        )
-        window = dataclasses.replace(seen, window_seconds=seen.threads.unwatched_seconds * 2)  # type: ignore[union-attr]
-        told = [text for verdict in judge(window) for text in verdict.evidence]
-        assert any("what the scheduler did with its threads" in text for text in told), told
 
 
 def test_with_a_record_of_every_operator_nothing_is_shed(dear: None) -> None:

@@ -288,7 +288,7 @@ def test_waits_of_one_target_are_shed_and_those_of_the_other_are_not(tmp_path: P
             nonlocal position
             position = position % 200 + 6
             stub.order(f"run pos={position} out=0 quiet=1 times=50 {words}")
-            calm.order(f"run pos={position} out=0 quiet=1 us=100 spin")
+            calm.order(f"run pos={position} out=0 quiet=1 times=20 us=100 spin")
             assert time.monotonic() < until, daemon.wait_for(stub.pid)["report"]["budget"]
             report: dict[str, Any] = daemon.wait_for(stub.pid)["report"]
             return report

@@ -514,15 +514,34 @@ def test_the_profiler_does_not_hide_behind_a_process_name() -> None:
     assert "--budget" in verdict.try_
 
 
+def shed(calls: int, seconds: float, unwatched: float, **stalled: float) -> cz.Threads:
+    """Waits of so many of the 40 decode calls were watched, which took so long."""
+    taker = cz.Taker("stress", 9, 5, sum(stalled.values()))
+    waits = cz.PhaseWaits("decode", calls, calls, seconds, stalled, {}, 0.0)
+    return threads(phases=(waits,), takers=(taker,), unwatched_seconds=unwatched)
+
+
 def test_nothing_is_concluded_from_what_was_not_watched() -> None:
-    """Waits were shed for a part of the window: the same figures say nothing, and it is said."""
-    taker = cz.Taker("stress", 9, 5, 1.0)
-    whole = threads(phases=(stall(preempted=1.0),), takers=(taker,))
-    assert "preempted" in {verdict.rule for verdict in judge(plain(threads=whole))}
+    """Waits were shed nearly all the time: a few calls say nothing of the others, and that is said."""
     window = plain().window_seconds
-    for seconds, said in ((0.01 * window, True), (0.1 * window, False)):
-        some = dataclasses.replace(whole, unwatched_seconds=seconds)
-        found = judge(plain(threads=some))
-        assert ("preempted" in {verdict.rule for verdict in found}) is said
-    (nothing,) = found
-    assert "not looked at: what the scheduler did with its threads" in nothing.evidence
+    few = judge(plain(threads=shed(7, 0.35, 0.9 * window, preempted=0.2)))
+    assert [one.rule for one in few] == ["nothing_wrong"]
+    assert "not looked at: what the scheduler did with its threads" in few[0].evidence
+    faults = cz.Faults((cz.FaultCount("major", "model", 50, 1.0),), (), None, 0)
+    assert "paging" in {one.rule for one in judge(plain(faults=faults))}
+    part = dataclasses.replace(faults, unwatched_seconds=0.1 * window)
+    (nothing,) = judge(plain(faults=part))
+    assert "not looked at: page faults" in nothing.evidence
+
+
+def test_calls_that_were_watched_stand_for_all() -> None:
+    """10 of 40 calls lost 0.1 of their 0.5 s: all of them 0.4 of 2 s, and not 0.1."""
+    window = plain().window_seconds
+    found = the(judge(plain(threads=shed(10, 0.5, 0.7 * window, preempted=0.1))), "preempted")
+    assert found.seconds_per_token == pytest.approx(0.4 / ROWS)
+    assert found.confidence == "medium"
+    # 0.5 s of 2.5 s in calls, prefill included.
+    assert found.evidence[-1] == "from 20 % of the time in calls, in which waits were watched (--budget)"
+    # Where next to nothing is missing, they are what they are.
+    found = the(judge(plain(threads=shed(40, 2.0, 0.01 * window, preempted=0.4))), "preempted")
+    assert found.confidence == "high" and "watched" not in found.evidence[-1]
