@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -202,6 +203,18 @@ def _ratio(value: str | float) -> float:
     if not 0 < ratio <= 1:
         raise ValueError(f"{text!r} is not a share between 0 and 100 %, such as 1%")
     return ratio
+
+
+RESTART = (
+    "http.listen", "http.web_config", "control.socket", "control.group", "profile.sched", "profile.faults",
+    "profile.attach_method", "profile.btf_path", "otlp.endpoint", "otlp.every", "otlp.headers_file", "state",
+)  # fmt: skip
+"""Keys that are read when the daemon starts, and not again."""
+
+
+def needs_restart(running: Config, new: Config) -> list[str]:
+    """Keys whose new value holds after a restart only. ``running``: what the daemon was started with."""
+    return [key for key in RESTART if attrgetter(key)(running) != attrgetter(key)(new)]
 
 
 def load(path: str | None) -> Config:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from ..errors import ProfinferError, UsageError
 from ..version import version
 from ..waking import Wakeup
-from .config import Config, load
+from .config import Config, load, needs_restart
 from .control import ControlServer
 from .log import Log
 from .notify import Notifier
@@ -62,6 +62,7 @@ class Daemon:
     ) -> None:
         self._serve = serve
         self._path, self._config, self._log = path, config, log
+        self._started_with = config
         self._notifier = Notifier()
         self._stop = self._wanted = False
         self._answers: list[tuple[threading.Event, list[ProfinferError | None]]] = []
@@ -154,6 +155,8 @@ class Daemon:
             self._config = config
             self.reloads += 1
             self._log.info("configuration read again", file=self._path)
+            if keys := needs_restart(self._started_with, config):
+                self._log.warning("what has changed needs a restart", keys=", ".join(keys))
         except ProfinferError as error:
             failure = error
             self.reload_failures += 1
@@ -173,7 +176,7 @@ class Daemon:
             raise UsageError("the reload was not done in time", "see the daemon's log")
         if answer[0] is not None:
             raise answer[0]
-        return {"file": self._path}
+        return {"file": self._path, "restart": needs_restart(self._started_with, self._config)}
 
     # ---- what it tells ------------------------------------------------------------------
 

@@ -260,6 +260,11 @@ def test_a_reload_changes_on_what_terms_they_are_watched(programs: Path, tmp_pat
             daemon.wait_for(stub.pid, lambda t: t["report"] and budget(t) is None)
             decode(stub, 7, 2)
             daemon.wait_for_sample(6, "profinfer_generation_tokens_total", **labels)
+        assert "needs a restart" not in daemon.log()
+        daemon.write({**daemon.config, "profile": {"sched": False}})
+        with daemon.client() as client:
+            assert client.reload()["restart"] == ["profile.sched"]
+        assert "what has changed needs a restart keys=profile.sched\n" in daemon.log()
 
 
 def test_a_place_for_sampling_becomes_free(programs: Path, tmp_path: Path) -> None:

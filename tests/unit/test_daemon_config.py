@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import yaml
 
-from profinferd.agent.daemon.config import Config, Profile, load, parse, seconds
+from profinferd.agent.daemon.config import RESTART, Config, Profile, load, needs_restart, parse, seconds
 from profinferd.agent.errors import UsageError
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "deploy" / "profinferd.yaml"
@@ -114,3 +114,32 @@ def test_durations_and_shares() -> None:
     assert [seconds(t) for t in ("30s", "15m", "1h", "2d")] == [30.0, 900.0, 3600.0, 172800.0]
     assert parse(b"profile: {budget: 0.02}", "x").profile.budget_ratio == 0.02
     assert parse(b"profile: {budget: 2%}", "x").profile.budget_ratio == 0.02
+
+
+def test_what_needs_a_restart_is_what_the_example_marks() -> None:
+    """Each key with "(restart)" in the comment above it, and no other."""
+    marked, section, comment = [], "", ""
+    for line in EXAMPLE.read_text().splitlines():
+        if line.strip().startswith("#"):
+            comment += line
+            continue
+        found = re.match(r"( *)([a-z_]+):(.*)", line)
+        if found is not None:
+            if not found[1]:
+                section = found[2]
+            if "(restart)" in comment:
+                # A comment over several keys in a row is of all of them.
+                marked.append(f"{section}.{found[2]}" if found[1] else section)
+            if line.startswith("  sched:"):
+                continue
+        comment = ""
+    assert sorted(marked) == sorted(RESTART)
+
+
+def test_a_changed_key_that_waits_for_a_restart_is_named() -> None:
+    before = parse(b"http: {listen: 127.0.0.1:1}", "x")
+    after = parse(
+        b"{http: {listen: 127.0.0.1:2}, profile: {budget: 2%, sched: off}, log: {level: debug}}", "x"
+    )
+    assert needs_restart(before, after) == ["http.listen", "profile.sched"]
+    assert needs_restart(after, after) == []
