@@ -7,13 +7,16 @@ The clock is the test's; values are those that the processes were said to have h
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, cast
 
+import bcrypt
 import pytest
 
 from profinferd.agent.daemon.config import Config, Http
 from profinferd.agent.daemon.manager import Manager, Published
 from profinferd.agent.daemon.serving import MAX_GONE, Serving
+from profinferd.exporters.httpd import Request
 from profinferd.exporters.prometheus import Seen
 
 from . import snapshots
@@ -207,3 +210,20 @@ def test_who_cannot_be_profiled_takes_no_name_from_who_is(bench: Bench) -> None:
     bench.manager.seen = tuple(Seen(None, "no_symbols", f"bare{number}", number) for number in range(12))
     bench.manager.seen += (process("engine", 50),)
     assert bench.values() == {"engine": PROMPT}
+
+
+def test_health_is_told_without_a_password(tmp_path: Path) -> None:
+    """Whoever restarts the service when it does not answer has none; all else asks for it."""
+    web = tmp_path / "web.yaml"
+    hashed = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()
+    web.write_text(f"basic_auth_users: {{alice: '{hashed}'}}")
+    http = Http(listen="127.0.0.1:0", web_config=str(web))
+    serving = Serving(http, cast(Manager, FakeManager()), print)
+    try:
+        for path, status in (
+            ("/healthz", 200), ("/readyz", 401), ("/metrics", 401), ("/", 401), ("/api/live", 401),
+        ):  # fmt: skip
+            assert serving._route(Request("GET", path, {})).status == status, path
+        assert serving._route(Request("POST", "/healthz", {})).status == 405
+    finally:
+        serving.close()
