@@ -276,7 +276,7 @@ class _Rows:
         p = self.pairs
         return Side(
             float((ran * kernels).sum() / tokens), float(np.nansum(times) / tokens / 1e9),
-            float(np.median(np.nansum(times, axis=1) / self.pairs.tokens) / 1e9), moved,
+            stats.usual(times / p.tokens[:, None]) / 1e9, moved,  # so that rows add up to the whole
             float(p.faults[which][:, present].sum() / tokens) if p.has_faults else None,
             float(p.waits[which][:, present].sum() / tokens / 1e9) if p.has_waits else None,
         )  # fmt: skip

@@ -93,13 +93,20 @@ def _repeat(db: sqlite3.Connection, path: Path, first: segments.Stored, span: in
     return times
 
 
-def measure(*arguments: str) -> tuple[float, float]:
-    """Seconds, and MiB of memory at most so far, of one ``profinferd`` command."""
-    begun = time.monotonic()
+def measure(*arguments: str) -> tuple[float, float, float]:
+    """Seconds of one ``profinferd`` command, seconds of processor time in it, and MiB of memory at most
+    so far."""
+    begun, before = time.monotonic(), _processor_s()
     subprocess.run(
         [sys.executable, "-m", "profinferd.agent", *arguments], check=True, stdout=subprocess.DEVNULL
     )
-    return time.monotonic() - begun, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    most = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    return time.monotonic() - begun, _processor_s() - before, most
+
+
+def _processor_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def main() -> None:
@@ -109,9 +116,11 @@ def main() -> None:
         calls, ops = write(path, size)
         print(f"{path.stat().st_size / 1e6:,.0f} MB, {calls:,} calls, {ops:,} kernels")
         for arguments in (["report", str(path)], ["report", "-q", str(path), "--html", str(page)]):
-            seconds, most = measure(*arguments)
+            seconds, processor, most = measure(*arguments)
             words = " ".join(word for word in arguments if not os.path.isabs(word))
-            print(f"profinferd {words}: {seconds:.1f} s, {most:,.0f} MiB")
+            print(
+                f"profinferd {words}: {seconds:.1f} s ({processor:.1f} s of processor time), {most:,.0f} MiB"
+            )
         print(f"the page has {page.stat().st_size / 1e6:.1f} MB")
 
 

@@ -34,6 +34,7 @@ Change = Callable[[Graph, int], float]
 def recording(
     seed: int, *, change: Change = lambda graph, node: 1.0, executions: int = 160, quiet: bool = False,
     graph: Graph = GRAPH, order: Sequence[tuple[int, bool]] = ORDER, everything: float = 1.0,
+    pauses: float = 0.002,
 ) -> Trace:  # fmt: skip
     """A recording of a build in which ``change`` says how much longer a node's kernel takes."""
     random = np.random.default_rng(seed)
@@ -49,7 +50,7 @@ def recording(
         spells = np.repeat(random.random(-(-size[0] // 8)) < 0.15, 8)[: size[0]]
         times *= np.where(spells, 1.6, 1.0)[:, None]
         times *= np.exp(random.normal(0, 0.05, size))
-        times += np.where(random.random(size) < 0.002, 4_000_000, 0)
+        times += np.where(random.random(size) < pauses, 4_000_000, 0)
         times += random.normal(0, 60, size[1])  # what a probe took in this run
     return longtraces.trace([longtraces.segment(times.astype(np.int64), order)], [graph])
 
@@ -91,6 +92,19 @@ def test_one_layer_that_changed_is_the_only_one_shown(seed: int) -> None:
     (row,) = decode_rows(diff)
     assert (row.op, row.role, row.layers) == ("MUL_MAT", "ffn_up", (3,))
     assert row.time is not None and row.time.value == pytest.approx(1.5, rel=0.15)
+
+
+def test_usual_times_of_operators_add_up_to_that_of_a_token() -> None:
+    """On a machine so busy that nearly every execution has a pause of 4 ms in some layer, but no layer has
+    one in most executions: the usual token has none, and neither has its operators."""
+    one = compare(recording(1, pauses=0.2), recording(2, pauses=0.2)).phases[0]
+    assert one.significant == ()
+    for whole, rows in (
+        (one.a_usual_seconds, [row.a.usual_seconds for row in one.rows if row.a]),
+        (one.b_usual_seconds, [row.b.usual_seconds for row in one.rows if row.b]),
+    ):
+        assert sum(rows) == pytest.approx(whole, rel=1e-9)
+        assert max(rows) < 0.004 < 0.02 < one.a_seconds
 
 
 def test_what_takes_most_of_the_time_may_be_what_changed() -> None:
