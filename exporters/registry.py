@@ -95,7 +95,8 @@ METRICS: tuple[Metric, ...] = (
     _counter("prompt_tokens", "tokens", _T, Source.TOKEN,
              "Prompt tokens processed in successful calls; tokens reused from a cache are not among them."),
     _counter("generation_tokens", "tokens", _T, Source.TOKEN,
-             "Output rows of decode and prefill runs in successful calls: one for each token generated."),
+             "Output rows of decode and prefill runs in successful calls: one for each token generated. Not "
+             "known, and so not counted, while the graph level is shed (probe_state); calls_total goes on."),
     _histogram("time_to_first_token_seconds",
                "From the first prefill call of a request to the return that gave its first output row."),
     _histogram("inter_token_latency_seconds",
