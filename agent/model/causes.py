@@ -219,9 +219,9 @@ class Threads:
     quota: Quota | None
     online_cpus: int
     records: int
-    unwatched_seconds: float = 0.0
     barriers: tuple[BarrierShare, ...] | None = None
     op_barriers: tuple[OpBarrier, ...] | None = None
+    unwatched_seconds: float = 0.0
 
     def seconds(self, cause: Cause) -> float:
         """Of all compute threads together, while graphs ran."""

@@ -27,9 +27,8 @@ def after(tokens: int, seconds: float, waited: float = 0.0, thief: int = 0) -> m
         window_seconds=seconds,
     )
     takers = (cz.Taker("thief", 7, thief, waited),) if thief else ()
-    some = threads(
-        thread(run=seconds - waited), takers=takers, phases=(stall(preempted=waited),) if waited else ()
-    )
+    phase = dataclasses.replace(stall(preempted=waited), calls=tokens, tokens=tokens, seconds=seconds)
+    some = threads(thread(run=seconds - waited), takers=takers, phases=(phase,) if waited else ())
     return dataclasses.replace(found, threads=some)
 
 
