@@ -205,7 +205,7 @@ class _Run:
 
     def run(self) -> None:
         """Everything; returns when done, else raises what main() catches."""
-        from ..recording.keepers import make_room
+        from ..recording.keepers import check_place, make_room
         from ..recording.writer import RecordingWriter
 
         with ExitStack() as stack:
@@ -217,6 +217,9 @@ class _Run:
                 # Made first: a mistake shows before an hour of watching.
                 writer = RecordingWriter(self.options.output, self.owner)
                 stack.callback(writer.close)
+            else:
+                # Its window would be gone with a failure at the first trigger.
+                check_place(self.options.output, self.owner, force=self.options.force)
             with ExitStack() as undo:
                 if writer is not None:
                     undo.callback(writer.remove)

@@ -117,6 +117,7 @@ class FlightKeeper:
         seconds: float, max_bytes: int, triggers: Triggers, *, force: bool, say: Say,
     ) -> None:  # fmt: skip
         self.written: list[str] = []
+        self._number = 0
         self._path, self._owner, self._watched, self._facts = path, owner, watched, facts
         self._seconds, self._triggers, self._force, self._say = seconds, triggers, force, say
         self._flight = FlightRecorder(seconds, max_bytes)
@@ -195,7 +196,7 @@ class FlightKeeper:
     def _write(self, reason: str, now_ns: int) -> None:
         if now_ns > self._looked_ns:
             self._look_back(now_ns)
-        path = _numbered(self._path, len(self.written) + 1)
+        path = self._next_path()
         make_room(path, force=self._force)
         facts = self._facts()
         note = f"flight recorder: the last {self._seconds:g} s before {reason}"
@@ -205,17 +206,37 @@ class FlightKeeper:
         self.written.append(path)
         self._say(f"{reason}: wrote the last {self._seconds:g} s to {path} ({in_bytes(size)})")
 
+    def _next_path(self) -> str:
+        """Of another evening's recordings those that may not be replaced keep their names."""
+        self._number += 1
+        while not self._force and os.path.lexists(_numbered(self._path, self._number)):
+            self._number += 1
+        return _numbered(self._path, self._number)
+
 
 def _step(seconds: float) -> float:
     return max(LEAST_STEP_S, seconds / STEPS)
+
+
+def check_place(path: str, owner: tuple[int, int] | None, *, force: bool) -> None:
+    """Whether a recording can be made at ``path`` later, by making one and removing it. Raises as
+    :class:`RecordingWriter` does."""
+    if force and os.path.lexists(path):
+        _refuse_special(path)
+        path = os.path.join(os.path.dirname(path), f".{os.urandom(6).hex()}.pfi")  # it stays until then
+    RecordingWriter(path, owner).remove()
+
+
+def _refuse_special(path: str) -> None:
+    if os.path.lexists(path) and (os.path.islink(path) or not os.path.isfile(path)):
+        raise UsageError(f"-o {path!r} is not a regular file", "give the name of a new or regular file")
 
 
 def make_room(path: str, *, force: bool) -> None:
     """With ``force`` what is there goes, if it is a plain file. Raises UsageError."""
     if not force:
         return
-    if os.path.lexists(path) and (os.path.islink(path) or not os.path.isfile(path)):
-        raise UsageError(f"-o {path!r} is not a regular file", "give the name of a new or regular file")
+    _refuse_special(path)
     try:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)

@@ -347,12 +347,38 @@ def _room(folder: Path) -> int:
 
 def test_a_folder_that_cannot_be_written_is_said_before_attaching(tmp_path: Path) -> None:
     with Engine(engine()) as stub, mounted(tmp_path / "ro", "ro,size=100k") as folder:
-        for path, words in ((folder / "run.pfi", "Read-only"), (tmp_path / "none" / "run.pfi", "No such")):
-            with Record("--pid", str(stub.pid), "-o", str(path)) as record:
-                assert record.end(None) == 2
-            assert words in record.said
-            assert "attached" not in record.said
-            assert record.said.count("\n") == 1
+        there = tmp_path / "there.pfi"
+        there.write_text("of yesterday")
+        for path, words in (
+            (folder / "run.pfi", "Read-only"), (tmp_path / "none" / "run.pfi", "No such"),
+            (there, "exists already"),
+        ):  # fmt: skip
+            for options in ((), ("--last", "5")):  # the flight recorder needs it much later only
+                with Record("--pid", str(stub.pid), "-o", str(path), *options) as record:
+                    assert record.end(None) == 2
+                assert words in record.said
+                assert "attached" not in record.said
+                assert record.said.count("\n") == 1
+        assert there.read_text() == "of yesterday"
+
+
+def test_flight_recordings_of_yesterday_keep_their_names(tmp_path: Path) -> None:
+    first, second, third = (tmp_path / name for name in ("f.pfi", "f-2.pfi", "f-3.pfi"))
+    second.write_text("of yesterday")
+    with Engine(engine()) as stub:
+        with Record("--pid", str(stub.pid), "-o", str(first), "--last", "5") as record:
+            record.wait_for("attached")
+            for path in (first, third):
+                stub.order("run pos=0-9 out=9 us=50")
+                record.process.send_signal(signal.SIGUSR1)
+                record.wait_for(f"{path.name} (")
+            assert record.end() == 0
+        assert second.read_text() == "of yesterday"
+        # With --force they go, but not before there is something in their place.
+        with Record("--pid", str(stub.pid), "-o", str(first), "--last", "5", "--force") as record:
+            record.wait_for("attached")
+            assert record.end() in (0, 130)
+        assert first.stat().st_size > 1000 and set(tmp_path.iterdir()) == {first, second, third}
 
 
 def test_limits_of_time_and_size(tmp_path: Path) -> None:
