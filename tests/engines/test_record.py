@@ -17,7 +17,6 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from profinferd.agent.recording.reader import Recording
@@ -32,6 +31,8 @@ from .undisturbed import BELOW_THE_THIEF, first_in_line
 
 LIMIT = 300.0
 PROMPT, GENERATED = 24, 9
+MS = 1_000_000
+"""As finely as the server says its times, in ns."""
 
 
 def _ask(port: int, path: str, body: dict[str, object] | None = None) -> bytes:
@@ -83,8 +84,12 @@ def test_a_server_from_its_first_call_on(tmp_path: Path) -> None:
         assert tokens.warmup
         assert trace.facts.child is not None and trace.facts.child.program.startswith("python")
         decode = trace.calls[trace.calls["tokens"] == 1]
-        took = float(np.diff(decode["end"][-(GENERATED - 1) :]).mean()) / 1e6
-        assert abs(took - timings["predicted_per_token_ms"]) < 0.35 * timings["predicted_per_token_ms"] + 2
+        # The server's time begins before the first of these calls and ends after the last, however busy
+        # the machine is; that of the prompt, which is one call, ends before.
+        its = decode[-(GENERATED - 1) :]
+        assert 0 < int(its["end"][-1] - its["begin"][0]) <= timings["predicted_ms"] * 1e6 + MS
+        prompt = trace.calls[trace.calls["end"] <= its["begin"][0]][-1]
+        assert 0 < int(prompt["end"] - prompt["begin"]) <= timings["prompt_ms"] * 1e6 + MS
         # Fused kernels are there as such: RMS_NORM with the MUL after it.
         assert trace.ops["fused"].any()
         timed = trace.ops[trace.ops["timed"]]
