@@ -2,8 +2,8 @@
 """Measuring what probes cost on this machine (design D6): about a second, quick a tenth of it.
 
 Figures come from the very programs that are attached to targets, on a process of our own.
-Each sample is a difference of two calls one right after the other, the kinds take turns, and
-medians are taken: what else the machine does meanwhile meets all of them alike.
+Each sample is a difference of two calls one right after the other, in time of a core, the kinds take
+turns, and medians are taken: what else the machine does meanwhile is not in them, or meets all alike.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ Run as a script, with nothing imported from the project:
 ``python -I -S victim_child.py CODE_FD CODE_SIZE DATA_FD DATA_SIZE``. It maps the code private
 and executable (as a library is, and as MemoryDenyWriteExecute allows) and the data shared,
 says where both are, and then answers each request on its standard input (five u64: offset of a
-function, four arguments) with three u64: when the call began and ended (ns of
-CLOCK_MONOTONIC), what it returned.
+function, four arguments) with four u64: when the call began and ended (ns of
+CLOCK_MONOTONIC), what it returned, and what it took of a core (ns of this thread).
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ def main(code_fd: int, code_size: int, data_fd: int, data_size: int) -> int:
     address = ctypes.addressof(ctypes.c_char.from_buffer(data))
     kind = ctypes.CFUNCTYPE(ctypes.c_uint64, *[ctypes.c_uint64] * 4)
     functions: dict[int, ctypes._CFunctionType] = {}
-    os.write(1, struct.pack("=3Q", code, address, 0))
+    os.write(1, struct.pack("=4Q", code, address, 0, 0))
     while len(request := os.read(0, 40)) == 40:
         at, *arguments = struct.unpack("=5Q", request)
         function = functions.setdefault(at, kind(code + at))
-        begun = time.monotonic_ns()
+        begun, before = time.monotonic_ns(), time.thread_time_ns()
         result = function(*arguments)
-        os.write(1, struct.pack("=3Q", begun, time.monotonic_ns(), result))
+        spent = time.thread_time_ns() - before
+        os.write(1, struct.pack("=4Q", begun, time.monotonic_ns(), result, spent))
     return 0
 
 

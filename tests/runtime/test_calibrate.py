@@ -8,6 +8,7 @@ import os
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -261,6 +262,43 @@ def test_figures_are_good_where_they_cannot_be_kept(tmp_path: Path) -> None:
     found = calibrate.calibrate(tmp_path / "file", "multi", quick=True, progress=lines.append)
     assert found.ns_per_hit
     assert any("cannot be kept" in line for line in lines)
+
+
+def test_what_others_do_on_its_core_is_not_in_a_price() -> None:
+    """Figures are kept, so those of a busy moment would hold for ever. Truth is the clock of the process,
+    and what it waited for its core by the kernel's books."""
+    one = min(os.sched_getaffinity(0))
+    with Victim(Bench.data_size()) as victim:
+        os.sched_setaffinity(victim.pid, {one})
+        plain, calls = victim.function("plain"), 1 << 20
+        while victim.call("repeat", plain, 0, 0, calls) < 50e6:  # a dozen times a scheduler's slice
+            calls *= 2
+        with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
+            try:
+                os.sched_setaffinity(other.pid, {one})
+                for _ in range(20):
+                    before, waited = cpu_ns(victim.pid), waited_ns(victim.pid)
+                    begun = time.monotonic_ns()
+                    spent = victim.call("repeat", plain, 0, 0, calls)
+                    passed, waited = time.monotonic_ns() - begun, waited_ns(victim.pid) - waited
+                    assert 0 < spent <= cpu_ns(victim.pid) - before < passed
+                    if waited > spent / 4:
+                        break
+                else:
+                    pytest.fail("the two never shared their core")
+                assert spent <= passed - waited * 0.9
+            finally:
+                other.kill()
+
+
+def cpu_ns(pid: int) -> int:
+    """What a process has used, by its clock."""
+    return time.clock_gettime_ns(~pid << 3 | 2)
+
+
+def waited_ns(pid: int) -> int:
+    """How long its first thread has waited for a core."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1])
 
 
 def test_a_victim_that_dies_is_one_line() -> None:
