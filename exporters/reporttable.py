@@ -37,11 +37,14 @@ class ReportExporter:
     """Writes a trace as text.
 
     ``width`` in columns; ``color`` writes ANSI colours; ``ascii_only`` keeps to characters of
-    any terminal.
+    any terminal; ``rows`` of the tables of operators, at most.
     """
 
-    def __init__(self, width: int = 80, color: bool = False, ascii_only: bool = False) -> None:
+    def __init__(
+        self, width: int = 80, color: bool = False, ascii_only: bool = False, rows: int = ROWS
+    ) -> None:
         self._width = width
+        self._rows = rows
         self._color = color
         self._ascii = ascii_only
 
@@ -114,7 +117,7 @@ class ReportExporter:
 
     def _grouped(
         self, names: tuple[str, ...], rows: Iterable[Row], phase: PhaseOps,
-        key: Callable[[Row], tuple[str, ...]], limit: int = ROWS,
+        key: Callable[[Row], tuple[str, ...]], limit: int | None = None,
     ) -> RenderableType:  # fmt: skip
         sums: dict[tuple[str, ...], list[Row]] = {}
         for row in rows:
@@ -127,7 +130,7 @@ class ReportExporter:
         ]  # fmt: skip
         table = grid(*columns, *([("GFLOP/s", "right"), ("wasted", "right")] if wide else []))
         room = 20 if wide else 15
-        for cells, its in order[:limit]:
+        for cells, its in order[: limit or self._rows]:
             seconds, calls = sum(r.seconds for r in its), sum(r.calls for r in its)
             moved, flops = sum_or_none(r.bytes for r in its), sum_or_none(r.flops for r in its)
             each, speed = text.ratio(seconds, calls), text.ratio(moved, seconds)
@@ -145,7 +148,7 @@ class ReportExporter:
                 text.number(None if speed is None else speed / 1e9),
                 *(more if wide else []),
             )  # fmt: skip
-        rest = order[limit:]
+        rest = order[limit or self._rows :]
         if rest:
             seconds = sum(r.seconds for _, its in rest for r in its)
             table.add_row(text.percent(text.ratio(seconds, phase.seconds)), Text(f"{len(rest)} more", "dim"))
