@@ -193,12 +193,16 @@ class Attachment:
         causes: CauseOptions | None = None,
         kept: bool = False,
         progress: Progress = lambda line: None,
+        watching: Callable[[], None] = lambda: None,
     ) -> Attachment:
         """Attach to the process ``pid``.
 
         ``ops``: all (a record per kernel), sampled (in bursts, as ``budget`` allows) or off.
 
         ``kept``: every record counts, and not only their sums: rings have more room.
+
+        ``watching`` is called when all probes are in place, before ``progress`` is told so: who is told
+        may act on it at once.
 
         ``loader`` bcc does not sample. Raises TargetError, TargetEnded or MachineError; nothing is
         left attached then.
@@ -246,6 +250,7 @@ class Attachment:
         self.attached.seconds = time.monotonic() - begun
         # A generation that was under way kept a core busy; an idle server's threads sleep.
         self.attached.busy = cpu_seconds(process.pid) - used > BUSY_SHARE * self.attached.seconds
+        watching()
         progress(
             f"attached to process {process.pid} in {self.attached.seconds * 1e3:.0f} ms "
             f"({self.attached.sites} sites, {programs.method})"

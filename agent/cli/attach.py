@@ -83,8 +83,9 @@ class End(enum.Enum):
     TARGET = enum.auto()
 
 
-def open_attachment(options: Options, progress: Progress) -> Watched:
-    """Attaches to the target. Raises the errors that the exit codes 2 to 5 stand for."""
+def open_attachment(options: Options, progress: Progress, watching: Callable[[], None]) -> Watched:
+    """Attaches to the target. ``watching`` is called when all probes are in place, before that is said.
+    Raises the errors that the exit codes 2 to 5 stand for."""
     from ..attach import Attachment  # loads numpy and libbpf: not for --help or a usage error
     from ..causes import CauseOptions
     from ..model.budgetdata import BudgetConfig
@@ -99,6 +100,7 @@ def open_attachment(options: Options, progress: Progress) -> Watched:
         why=_why(options.stacks is not None, options.counters),
         causes=CauseOptions(options.sched, options.faults, options.barriers),
         progress=progress,
+        watching=watching,
     )
     _give_way()
     return watched
@@ -360,12 +362,12 @@ def run(options: Options, clock: Callable[[], float] = time.monotonic) -> None:
                 say(f"metrics at {server.url}")
         stop = stack.enter_context(Stop(wakeup))
         try:
-            watched = open_attachment(options, (lambda line: None) if options.quiet else say)
+            progress = (lambda line: None) if options.quiet else say
+            watched = open_attachment(options, progress, stop.watching)
         except KeyboardInterrupt:
             raise Interrupted from None
         probes = stack.enter_context(ExitStack())  # closing it twice closes the probes once
         probes.callback(watched.close)
-        stop.at_once = False  # from here on, a signal is noticed between two polls
         view = choose_view(quiet=options.quiet)
         end, notes = End.FAILED, []
         try:

@@ -224,9 +224,8 @@ class _Run:
                 if writer is not None:
                     undo.callback(writer.remove)
                 try:
+                    # Once it is attached, a Ctrl-C ends the recording and does not throw it away.
                     watched = self.attach(stack, stop)
-                    # Records come from now on: a Ctrl-C ends the recording, and does not throw it away.
-                    stop.at_once = False
                     keeper = self.keeper(writer, watched, stack)
                 except KeyboardInterrupt:
                     raise Interrupted from None
@@ -246,7 +245,7 @@ class _Run:
     def attach(self, stack: ExitStack, stop: Stop) -> Attachment:
         """Attach to the process, or start the program and attach to it while it is stopped."""
         if self.options.pid is not None:
-            watched = self.attach_to(self.options.pid)
+            watched = self.attach_to(self.options.pid, stop)
         else:
             from ..recording.child import StartedProgram
 
@@ -256,7 +255,7 @@ class _Run:
         stack.callback(watched.close)
         return watched
 
-    def attach_to(self, pid: int) -> Attachment:
+    def attach_to(self, pid: int, stop: Stop) -> Attachment:
         from ..attach import Attachment  # loads numpy and libbpf: not for --help or a usage error
         from ..causes import CauseOptions
         from ..model.budgetdata import BudgetConfig
@@ -267,6 +266,7 @@ class _Run:
             btf_path=options.btf_path, loader=options.loader, progress=self.say,
             why=_why(options.stacks, options.counters),
             causes=CauseOptions(options.sched, options.faults, options.barriers), kept=True,
+            watching=stop.watching,
         )  # fmt: skip
 
     def attach_to_program(self, program: StartedProgram, stop: Stop) -> Attachment:
@@ -277,7 +277,7 @@ class _Run:
             except TargetEnded as ended:
                 raise refused or ended from None
             try:
-                return self.attach_to(program.pid)
+                return self.attach_to(program.pid, stop)
             except TargetError as error:
                 refused = error  # only its name was in there; the engine may still come
                 program.go()

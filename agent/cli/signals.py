@@ -35,6 +35,10 @@ class Stop:
         self._count = 0
         self._before: list[tuple[signal.Signals, object]] = []
 
+    def watching(self) -> None:
+        """From here on a signal is noticed between two polls, and what was seen is told."""
+        self.at_once = False
+
     def __enter__(self) -> Self:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             before = signal.getsignal(number)

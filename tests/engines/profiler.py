@@ -23,9 +23,9 @@ from .fetch import ROOT
 from .processes import end, with_parent
 
 COMMAND = (sys.executable, "-m", "profinferd.agent")
-ATTACH_SECONDS = 120.0
-REPORT_SECONDS = 120.0
-SOONEST_SECONDS = 0.5
+ATTACH_SECONDS = 240.0
+REPORT_SECONDS = 240.0
+"""Generous: a busy machine takes its time, and only a failure waits so long."""
 GIVES_WAY, FORWARD = 10, -10
 """Nice values: of a profiler that is attached, and of one that is to lose nothing."""
 _ATTACHED = re.compile(r"attached to process \d+ in (\d+) ms")
@@ -155,33 +155,30 @@ class Profiler:
     def _wait_attached(self) -> None:
         stream = self._running().stderr
         assert stream is not None
-        deadline = time.monotonic() + ATTACH_SECONDS
+        deadline, said = time.monotonic() + ATTACH_SECONDS, b""
         while time.monotonic() < deadline:
             if not select.select([stream], [], [], 0.2)[0]:
                 continue
-            line = stream.readline().decode(errors="replace")
-            if not line:
+            # Not by lines: of two that come together, a buffer would keep the second from select().
+            piece = os.read(stream.fileno(), 1 << 16)
+            if not piece:
                 break
-            self.progress.append(line.rstrip())
-            found = _ATTACHED.search(line)
+            *lines, said = (said + piece).split(b"\n")
+            self.progress += [line.decode(errors="replace").rstrip() for line in lines]
+            found = _ATTACHED.search("\n".join(self.progress))
             if found:
                 self.attach_ms = int(found.group(1))
                 return
         raise RuntimeError("the profiler did not attach: " + " | ".join(self.progress))
 
     def finish(self) -> Report:
-        """Ctrl-C, then the report.
-
-        Not within the first half second: until the command has gone from attaching to
-        watching, a Ctrl-C means that it should give up.
-        """
+        """Ctrl-C, then the report."""
         self.end_ns = time.monotonic_ns()
-        time.sleep(max(0.0, SOONEST_SECONDS - (self.end_ns - self.begin_ns) / 1e9))
         process = self._running()
         process.send_signal(signal.SIGINT)
         return self._report()
 
-    def wait(self, seconds: float) -> Report:
+    def wait(self, seconds: float = REPORT_SECONDS) -> Report:
         """The report of a profiler that ends by itself (``--duration``, target gone)."""
         return self._report(seconds)
 

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from profinferd.agent.attach import Attachment
+
 from . import models, pysync
 from .fetch import Engines, fetch
 from .processes import with_parent
@@ -41,13 +43,21 @@ def test_the_target_ends(way: str, engines: Engines) -> None:
             victim.start("quit")
         else:
             os.kill(victim.pid, signal.SIGKILL)
-        report = profiler.wait(120)
+        report = profiler.wait()
     assert report.exit_code == 0
     assert report.prefill >= len(PROMPT)
     assert report.decode >= TOKENS - 1
     if way != "killed in a call":
         assert (report.prefill, report.decode) == (len(PROMPT), TOKENS - 1)
     assert any("ended" in note for note in report.json["notes"])
+
+
+def test_it_watches_before_it_says_so(engines: Engines) -> None:
+    """Who reads that it is attached may press Ctrl-C at once, and gets what was seen."""
+    said: list[str] = []
+    with quick() as victim:
+        Attachment.open(victim.pid, progress=said.append, watching=lambda: said.append("it watches")).close()
+    assert said[-2] == "it watches" and said[-1].startswith(f"attached to process {victim.pid}"), said
 
 
 @pytest.mark.parametrize("methods", [("auto", "auto"), ("auto", "perf"), ("multi", "multi")])

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from profinferd.agent.errors import MachineError, ProfinferError, TargetError
@@ -83,11 +86,14 @@ def run(script: str, arguments: list[str]) -> int:
     """One command line with the fake that ``script`` describes; returns the exit code."""
     module = importlib.import_module("profinferd.agent.cli.attach")
     wanted = json.loads(script)
-    slow = wanted.pop("open_seconds", 0.0)
+    slow, early = wanted.pop("open_seconds", 0.0), wanted.pop("early", False)
 
-    def open_fake(options: object, progress: object) -> Fake:
+    def open_fake(options: object, progress: object, watching: Callable[[], None]) -> Fake:
         print("attaching", file=sys.stderr, flush=True)
         time.sleep(slow)
+        watching()
+        if early:  # a Ctrl-C of somebody who reads that it is attached
+            os.kill(os.getpid(), signal.SIGINT)
         return Fake(**wanted)
 
     module.open_attachment = open_fake  # type: ignore[attr-defined]

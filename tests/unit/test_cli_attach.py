@@ -34,7 +34,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Use:
     """Puts a fake where the attachment would be opened."""
 
     def put(fake: Fake) -> Fake:
-        monkeypatch.setattr(ATTACH, "open_attachment", lambda options, progress: fake)
+        monkeypatch.setattr(ATTACH, "open_attachment", lambda options, progress, watching: fake)
         return fake
 
     return put
@@ -127,7 +127,7 @@ def test_errors_of_opening(
 ) -> None:
     """One line: what, why, what to do."""
 
-    def refuse(options: object, progress: object) -> Fake:
+    def refuse(options: object, progress: object, watching: object) -> Fake:
         raise error
 
     monkeypatch.setattr(ATTACH, "open_attachment", refuse)
@@ -268,7 +268,7 @@ def test_a_file_that_becomes_a_link_is_refused_and_the_result_printed(
     victim, path = tmp_path / "victim", tmp_path / "seen.json"
     victim.write_text("precious")
 
-    def swap(options: object, progress: object) -> Fake:
+    def swap(options: object, progress: object, watching: object) -> Fake:
         path.symlink_to(victim)
         return Fake(sleep=0.02)
 

@@ -67,6 +67,14 @@ def test_a_signal_prints_and_saves_what_was_seen(number: signal.Signals, tmp_pat
     assert "Traceback" not in err
 
 
+def test_a_signal_as_soon_as_it_is_attached() -> None:
+    """Between the word that it is attached and the first poll it is watching already."""
+    process = start({**FOREVER, "early": True}, "-q", "--format", "json")
+    out, err = process.communicate(timeout=LIMIT)
+    assert process.returncode == 0, err
+    assert json.loads(out)["tokens"]["decode"] > 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_before_anything_was_seen(number: signal.Signals, tmp_path: Path) -> None:
     """Exit 130, also while attaching still goes on."""
