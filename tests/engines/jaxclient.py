@@ -6,11 +6,10 @@ It is under the Apache licence, and nothing of it is in the repository.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
-from .fetch import CACHE, _locked, say
+from .fetch import CACHE, _locked, install, say
 
 PACKAGE = "jax>=0.10,<0.11"
 FOLDER = CACHE / "jax"
@@ -22,9 +21,6 @@ def fetch() -> Path:
         stamp = FOLDER / "stamp"
         if not stamp.exists() or stamp.read_text() != PACKAGE:
             say("fetching jax (150 MB), once")
-            command = [sys.executable, "-m", "pip", "install", "-qq", "--disable-pip-version-check",
-                       "--upgrade", "--target", str(FOLDER), PACKAGE]  # fmt: skip
-            if subprocess.run(command, stdout=sys.stderr, check=False).returncode:
-                raise RuntimeError(f"the package index did not deliver {PACKAGE}")
+            install(sys.executable, "--upgrade", "--target", str(FOLDER), PACKAGE)
             stamp.write_text(PACKAGE)
     return FOLDER

@@ -7,12 +7,11 @@ Apache licence.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from .fetch import CACHE, _locked, base_python, say
+from .fetch import CACHE, _locked, base_python, install, say
 
 PACKAGES = ("pypjrt>=0.1,<0.2", "lammps-jax-pjrt-cpu>=0.11,<0.12")
 FOLDER = CACHE / "pjrt"
@@ -40,10 +39,6 @@ def fetch() -> Pjrt:
         stamp = FOLDER / "stamp"
         if not stamp.exists() or stamp.read_text() != " ".join(PACKAGES):
             say("fetching a PJRT plugin and a client for it (60 MB), once")
-            command = [sys.executable, "-m", "pip", "install", "-qq", "--disable-pip-version-check",
-                       "--no-deps", "--upgrade", "--target", str(FOLDER), *PACKAGES]  # fmt: skip
-            done = subprocess.run(command, stdout=sys.stderr, check=False)
-            if done.returncode:
-                raise RuntimeError("the package index did not deliver: " + " ".join(PACKAGES))
+            install(sys.executable, "--no-deps", "--upgrade", "--target", str(FOLDER), *PACKAGES)
             stamp.write_text(" ".join(PACKAGES))
     return Pjrt(Path(base_python()), FOLDER)

@@ -17,7 +17,7 @@ def with_parent(command: list[str]) -> list[str]:
     return [setpriv, "--pdeathsig", "KILL", *command] if setpriv else command
 
 
-def end(process: subprocess.Popen[bytes], polite_seconds: float = 10.0) -> int:
+def end(process: subprocess.Popen[bytes], polite_seconds: float = 30.0) -> int:
     """Ends this very process: its input is closed, then SIGTERM, then SIGKILL."""
     if process.stdin is not None and not process.stdin.closed:
         process.stdin.close()

@@ -25,7 +25,7 @@ from .fetch import CACHE, Engines, fetch
 from .processes import end, with_parent
 
 VICTIM = Path(__file__).with_name("pysync_victim.py")
-ANSWER_SECONDS = 120.0
+ANSWER_SECONDS = 300.0
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,17 @@
 Two stock builds are tried in this order: the stripped ``llama-server`` with shared libraries
 (skulk) and the static extension module inside Python (xllamacpp). A wheel is compiled for some
 CPU; on another one it dies at the first instruction that is missing there, and nothing but
-running it tells: :func:`usable` decodes a few tokens once and remembers the verdict.
+running it tells: :func:`usable` decodes a few tokens once and remembers that it died of that.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import http.client
 import json
 import os
+import signal
 import socket
 import subprocess
 import tempfile
@@ -32,10 +35,18 @@ HERE = Path(__file__).parent
 ENGINES = ("skulk", "xllamacpp")
 START_SECONDS = 300.0
 REQUEST_SECONDS = 300.0
+END_SECONDS = 10.0
+"""A process that has ended its connections may take so long to end itself (a core dump is written)."""
+PORTS = 5
+"""So many ports are tried: between our look and the server's, another process may take a free one."""
 
 
 class EngineDied(RuntimeError):
-    """The server process ended by itself; the message holds the end of its log."""
+    """The server process ended by itself; the message holds the end of its log. ``status``: as Popen's."""
+
+    def __init__(self, what: str, status: int | None = None) -> None:
+        super().__init__(what)
+        self.status = status
 
 
 class EngineSlow(EngineDied):
@@ -147,9 +158,31 @@ class Server:
         return _COMMANDS[self.engine](fetch(), self.options, self.port)
 
     def __enter__(self) -> Self:
+        for left in reversed(range(PORTS)):
+            try:
+                self._start()
+            except EngineDied:
+                if not left or not self._port_taken():
+                    raise
+            else:
+                break
+        return self
+
+    def _port_taken(self) -> bool:
+        """Whether somebody else listens on the port that we were to have."""
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what has ended takes no port
+            try:
+                probe.bind(("127.0.0.1", self.port))
+                probe.listen()
+            except OSError:
+                return True
+        return False
+
+    def _start(self) -> None:
         self.port = free_port()
         command, extra = self.command()
-        self._log = tempfile.TemporaryFile()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (until stop())
         self._process = subprocess.Popen(
             with_parent(command),
             env={**os.environ, "GGML_NO_BACKTRACE": "1", **extra, **self.options.env},
@@ -162,7 +195,6 @@ class Server:
         except BaseException:
             self.stop()
             raise
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -191,19 +223,35 @@ class Server:
         deadline = time.monotonic() + self.start_seconds
         while time.monotonic() < deadline:
             self.check_alive()
-            try:
-                with urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer:
-                    if answer.status == 200:
-                        return
-            except (urllib.error.URLError, ConnectionError, TimeoutError):
-                pass
+            if self._listens() and self._healthy():
+                return
             time.sleep(0.05)
         raise EngineSlow(f"{self.engine} did not become healthy: {self.log_tail()}")
 
-    def check_alive(self) -> None:
-        """Raises :class:`EngineDied` when the process has ended."""
-        if self._process is not None and self._process.poll() is not None:
-            raise EngineDied(f"{self.engine} ended with {self._process.returncode}: {self.log_tail()}")
+    def _healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=30) as answer:
+                return bool(answer.status == 200)
+        except (urllib.error.URLError, OSError, http.client.HTTPException):
+            return False
+
+    def _listens(self) -> bool:
+        """Whether it is this very process, and no stranger, that listens on the port."""
+        sockets = set()
+        with contextlib.suppress(OSError):  # it may end meanwhile
+            for name in os.listdir(f"/proc/{self.pid}/fd"):
+                with contextlib.suppress(OSError):
+                    sockets.add(os.readlink(f"/proc/{self.pid}/fd/{name}"))
+        lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        mine = [f for f in lines if f[3] == "0A" and int(f[1].rpartition(":")[2], 16) == self.port]
+        return any(f"socket:[{f[9]}]" in sockets for f in mine)
+
+    def check_alive(self, seconds: float = 0.0) -> None:
+        """Raises :class:`EngineDied` when the process has ended, or does so within that time."""
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                status = self._process.wait(seconds)
+                raise EngineDied(f"{self.engine} ended with {status}: {self.log_tail()}", status)
 
     def stop(self) -> None:
         """Ends this very process: politely, then for certain."""
@@ -220,8 +268,10 @@ class Server:
         try:
             with urllib.request.urlopen(request, timeout=REQUEST_SECONDS) as answer:
                 return json.load(answer)
-        except (urllib.error.URLError, ConnectionError):
-            self.check_alive()
+        except urllib.error.HTTPError:
+            raise
+        except (urllib.error.URLError, ConnectionError, http.client.HTTPException):
+            self.check_alive(END_SECONDS)  # its connections end before it does
             raise
 
     def completion(self, prompt: str | Sequence[int], n_predict: int, **more: Any) -> dict[str, Any]:
@@ -241,7 +291,7 @@ class Server:
 
     def metrics(self) -> dict[str, float]:
         """``/metrics`` by name without the ``llamacpp:`` prefix."""
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=REQUEST_SECONDS) as answer:
             text = answer.read().decode()
         found = {}
         for line in text.splitlines():
@@ -261,15 +311,16 @@ def _cpu_key(engines: Engines, engine: str, o: Options) -> str:
 def usable(engine: str, options: Options) -> str:
     """Nothing ("") when this engine runs this model here, else why not.
 
-    The first time a few tokens are decoded; the verdict is remembered per CPU, wheel and model,
-    for kernels differ by weight type: one build may run F16 and die of Q8_0.
+    The first time a few tokens are decoded. What is remembered, per CPU, wheel and model, is that this
+    worked, or died of an instruction: kernels differ by weight type, and one build may run F16 and
+    die of Q8_0. Other deaths may have causes that pass.
     """
     engines = fetch()
     verdict = CACHE / "verdicts" / _cpu_key(engines, engine, options)
     if verdict.exists():
         return verdict.read_text()
     plain = replace(options, draft=None, warmup=False, env={}, slots=1, context=256)
-    reason = ""
+    reason, status = "", None
     try:
         with Server(plain, engine) as server:
             if options.embedding:
@@ -279,11 +330,12 @@ def usable(engine: str, options: Options) -> str:
     except EngineSlow:
         raise  # no verdict on this CPU
     except EngineDied as error:
-        reason = str(error).split(":")[0]
-    verdict.parent.mkdir(exist_ok=True)
-    partial = verdict.with_name(f"{verdict.name}.{os.getpid()}")
-    partial.write_text(reason)
-    partial.replace(verdict)  # at once: half a verdict would read as none
+        reason, status = str(error).split(":")[0], error.status
+    if not reason or status == -signal.SIGILL:
+        verdict.parent.mkdir(exist_ok=True)
+        partial = verdict.with_name(f"{verdict.name}.{os.getpid()}")
+        partial.write_text(reason)
+        partial.replace(verdict)  # at once: half a verdict would read as none
     return reason
 
 

