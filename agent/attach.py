@@ -10,40 +10,38 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import mmap
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
 
 from .bursts import BurstDriver, Probes
 from .callbook import CallBook
-from .callfigures import with_calls
-from .callwatch import CallWatch
+from .callkeeper import CallKeeper, has_levels
 from .causekeeper import CauseKeeper
 from .causes import CauseOptions, Causes, TargetCauses
-from .errors import MachineError, ProfinferError, TargetEnded, TargetError, UsageError
+from .errors import ProfinferError, TargetEnded, TargetError, UsageError
+from .held import HeldRecords, calls_only
+from .hooks import GROUPS, Attached, Hooks
 from .kernel.check import returns_under_seccomp, seccomp_mode
-from .kernel.programs import Drained, GgmlPrograms, Probe
+from .kernel.programs import Drained, GgmlPrograms
 from .model.budget import BudgetConfig, Decision, Load, Prices
 from .model.graphwork import Mark
 from .model.plancache import Tables
-from .model.records import LOST_STATS, Flag, Kind, Level, Records
+from .model.records import LOST_STATS, Flag, Level, Records
 from .model.report import RATIOS_NULL
 from .model.session import Session, Settled
 from .model.snapshot import Snapshot
 from .model.tensors import Graph
 from .model.tokens import Phase
+from .opening import look_and_load
 from .pace import SETTLING, Pace
 from .prices import ASSUMED, prices_here
 from .settle import LayoutSettler, layout_fields
 from .target.backendname import backend_name
-from .target.facts import FileInfo, HookSite, TargetInfo
-from .target.inspect import inspect_target, start_child
+from .target.facts import FileInfo, TargetInfo
+from .target.inspect import inspect_target
 from .target.layout import Layout
 from .target.process import (
     Process,
@@ -66,22 +64,12 @@ LOOK_SECONDS = 1.0
 """How often the target's mappings are looked at for libraries loaded since (case C02)."""
 TABLE_SECONDS = 0.01
 """How often it is asked whether a library has given out its functions: they are called at once."""
-MAX_HELD_EVENTS = 1 << 14
-"""Events kept until a live graph has confirmed the layout; the oldest fall out."""
 BUSY_SHARE = 0.5
 """Cores that a target uses while we attach, from which on it counts as computing."""
 BUSY_SECONDS = 0.02
 """The kernel counts CPU time of who runs in ticks of up to 10 ms: two of them, or nothing is said of it."""
-KEPT_RINGS = {"events": 4 << 20, "ops": 8 << 20, "ints": 4 << 20}
-"""Sizes of rings where every record is kept. On a machine whose cores are all busy, we who give way may not
-run for seconds, and each record that finds no room is a hole in the file."""
-KEPT_ROOM = 8
-"""Times the usual size of the rings for waits, page faults and barriers, for the same reason."""
 LAYOUT = 0
 """Index in the map "layouts": one target, one layout."""
-
-GROUPS = {"op": "ops", "graph": "graphs", "call": "calls"}
-"""Groups of links by level of the hook, in the order in which they are attached."""
 
 SECCOMP_FILTER = 2
 """The mode of a sandboxed process in /proc/PID/status (design D13)."""
@@ -104,24 +92,6 @@ class Shared:
     """Chosen for the same files in another process, if it was."""
     causes: Causes | None = None
     """Scheduler and page faults, for all of them; None: not watched."""
-
-
-@dataclass(slots=True)
-class Attached:
-    """What was attached, for people and for the JSON."""
-
-    method: str
-    op_source: str | None
-    complete: bool
-    seconds: float
-    sites: int
-    busy: bool | None = None
-    notes: list[str] = field(default_factory=list)
-
-    def note(self, text: str) -> None:
-        """Add a note, once: bursts and looks for libraries try again and again."""
-        if text not in self.notes:
-            self.notes.append(text)
 
 
 class Attachment:
@@ -158,9 +128,7 @@ class Attachment:
         self._session: Session | None = None
         self._layout: Layout | None = shared.layout if shared is not None else None
         self._settler = LayoutSettler(info.layouts, info.tables)
-        self._held: deque[Drained] = deque()
-        self._held_events = 0
-        self._dropped_events = 0
+        self._held = HeldRecords()
         self._attached: set[tuple[str, int]] = set()
         self._known_code = info.seen
         self._threads = set(process.threads)
@@ -170,14 +138,12 @@ class Attachment:
         self._pause, self._drained_at = SETTLING, time.monotonic()
         self._begun_ns = time.monotonic_ns()
         self._final: Snapshot | None = None
-        self._calls: CallWatch | None = None
-        self._offloads = False  # other backends than the CPU compute
-        self._splits = False  # and their graphs are probed
-        self._call_options: dict[str, Any] | None = None
         self._keeper: CauseKeeper | None = None
         self._whys = Whys(process)
         self._ended_fd: int | None = None  # readable when the process has ended
         self.attached = Attached(programs.method, None, True, 0.0, 0)
+        self._hooks = Hooks(process, programs, self.attached, ops)
+        self._calls = CallKeeper(self.attached, config.budget_ratio if config else None)
 
     @classmethod
     def open(
@@ -218,7 +184,9 @@ class Attachment:
         progress(f"looking into process {process.pid}")
         if loader == "bcc":
             progress("compiling the probes with BCC, which takes some seconds")
-        info, programs, loaded = _look_and_load(process, method, btf_path, loader, ops, causes, kept)
+        info, programs, loaded = look_and_load(
+            process, method=method, btf_path=btf_path, loader=loader, ops=ops, causes=causes, kept=kept
+        )
         try:
             # Before anything is attached: it may take seconds, once per machine.
             measured = ops != "off" and loader == "libbpf"
@@ -235,8 +203,8 @@ class Attachment:
         self._ended_fd = end_descriptor(process)
         try:
             if loader == "libbpf":
-                self._call_options = {"method": method, "btf_path": btf_path}
-            if not self._has_levels:
+                self._calls.options = {"method": method, "btf_path": btf_path}
+            if not has_levels(info):
                 self._look_at_calls(begun)
             self._attach_files(info.files)
             if not alive(process):
@@ -277,9 +245,9 @@ class Attachment:
         ``used_s``: CPU seconds that it had used at ``looked_s`` (monotonic)."""
         self = cls(process, info, programs, ops=ops, config=config, prices=prices, shared=shared)
         if shared.calls is not None:
-            self._call_options = {"book": shared.calls}
+            self._calls.options = {"book": shared.calls}
         try:
-            if not self._has_levels:
+            if not has_levels(info):
                 self._look_at_calls(time.monotonic())
             self._attach_files(info.files)
             if not alive(process):
@@ -293,54 +261,15 @@ class Attachment:
         return self
 
     @property
-    def _has_levels(self) -> bool:
-        """Whether tokens, graphs or operators can be seen, and not only calls described by data."""
-        return bool({"call", "graph", "op"} & set(self.info.levels))
-
-    @property
     def _sees_graphs(self) -> bool:
         """Whether graphs on the CPU can be seen: while they run, waits count."""
         return any(hook.event == "LV_CPU" for file in self.info.files for hook in file.hooks)
 
     def _look_at_calls(self, now: float) -> None:
-        """Watch calls that the catalogue describes by data (agent/callwatch.py).
-
-        Beside an engine with levels of its own only once a graph ran that the CPU did not compute
-        whole: the kernel takes 0.2 s to verify these programs, on the target's cores.
-        """
-        if self._offloads and not self._splits and self._attached:
-            self._splits = True
-            self._attach_splits()
-        if self._calls is not None:
-            self._calls.look(now, self.info)
-        elif self._has_levels and not self._offloads and CallWatch.offloading(self.info):
-            return
-        elif self._call_options is not None and CallWatch.wanted(self.info):
-            ratio = self._config.budget_ratio if self._config else 1.0
-            try:
-                free = self._free_for_calls
-                self._calls = CallWatch.open(self.info, budget=ratio, free=free, **self._call_options)
-            except ProfinferError as error:
-                if not self._has_levels:
-                    raise
-                self._call_options = None
-                self.attached.note(f"calls of {self.info.engine}'s backends are not watched: {error.what}")
-            else:
-                self.attached.sites += self._calls.sites
-
-    @property
-    def _free_for_calls(self) -> float:
-        """The part of the budget that is for calls described by data: what tokens and graphs leave over,
-        and half of that where operators are sampled."""
-        ratio = self._config.budget_ratio if self._config else 1.0
-        return ratio if self._driver is None else self._driver.free_for_calls / 2
-
-    def _keep_calls(self, now: float) -> None:
-        """What watching calls costs stays within the budget, and the operators' account knows of it."""
-        if self._calls is not None:
-            cost = self._calls.keep(now, self._free_for_calls)
-            if self._driver is not None:
-                self._driver.engine_calls_s += cost
+        """Watch calls that are described by data, and splits once other backends than the CPU compute."""
+        if self._calls.offloads and not self._hooks.splits and self._attached:
+            self._hooks.attach_splits([f for f in self.info.files if f.file_id in self._attached])
+        self._calls.look(now, self.info, self._driver)
 
     def _keep_causes(self, now: float) -> None:
         """Watching waits and page faults stays within what tokens, graphs and calls leave over."""
@@ -356,37 +285,22 @@ class Attachment:
         reported = sum(total.ns for total in totals) / 1e9
         self._keeper.keep(now, reported, self._config.budget_ratio, graphs=self._sees_graphs)
 
-    def _attach_splits(self) -> None:
-        """What is given to other backends than the CPU: from now on, for it costs two hits a split."""
-        failures: list[ProfinferError] = []
-        for file in self.info.files:
-            hooks = [h for h in file.hooks if h.event == "LV_BACKEND"]
-            if hooks and file.file_id in self._attached:
-                try:
-                    self.attached.sites += self._attach_hooks("graphs", file, hooks, failures)
-                except TargetEnded:
-                    return  # the caller asks whether it is alive
-                except MachineError as error:
-                    failures.append(error)
-        if failures:
-            self.attached.note(f"where operators run is not known: {failures[0].what}")
-
     def _settled(self, done: Settled, phase: Phase, mark: Mark) -> None:
         for root in done.call.graphs:
             if root.level == Level.SCHED and not any(run.flags & Flag.SAME for run in root.inner):
-                self._offloads = True
+                self._calls.offloads = True
 
     def sample(self, prices: Prices) -> None:
         """Begin to sample operators, where only prices were missing; what was counted goes on."""
         if self._driver is not None:
             return
-        self._ops, self._prices = "sampled", prices
+        self._ops = self._hooks.ops = "sampled"
+        self._prices = prices
         if self._keeper is not None:
             self._keeper.prices = prices
         for file in self.info.files:
             if file.op_source is not None:
-                self.attached.op_source = self.attached.op_source or file.op_source
-                self.attached.complete = self.attached.complete and file.complete
+                self.attached.has_operators_of(file)
                 self._attached.add(file.file_id)
         if self.attached.op_source is not None:
             self._driver = self._new_driver()
@@ -411,22 +325,20 @@ class Attachment:
         for file in files:
             if file.file_id in self._attached:
                 continue
-            hooks = [h for h in file.hooks if self._wanted(h)]
             done = 0
-            for level, group in GROUPS.items():
-                some = [h for h in hooks if h.level == level]
+            for group in GROUPS.values():
+                some = self._hooks.of(file, group)
                 armed = self._driver is not None and self._driver.armed
                 if group == "ops" and self._ops == "sampled" and not armed:
                     done += len(some)  # attached for bursts only
                 else:
-                    done += self._attach_hooks(group, file, some, failures)
+                    done += self._hooks.attach(group, file, some, failures)
             if done:
                 self._causes.attach_barriers(file, self.process.pid)
                 self._attached.add(file.file_id)
                 self.attached.sites += done
-                if file.op_source is not None and self._ops != "off":
-                    self.attached.op_source = self.attached.op_source or file.op_source
-                    self.attached.complete = self.attached.complete and file.complete
+                if self._ops != "off":
+                    self.attached.has_operators_of(file)
         if self._ops == "sampled" and self._driver is None and self.attached.op_source is not None:
             self._driver = self._new_driver()
         # Only now: a graph whose operators have no probes (yet) would look uncovered.
@@ -436,10 +348,10 @@ class Attachment:
             if self._ops != "all" and self._config is not None and self._causes.parts():
                 prices, ratio = self._prices or ASSUMED, self._config.budget_ratio
                 self._keeper = CauseKeeper(self._target_causes, prices, ratio)
-        if not self._attached and self._calls is None:
-            self._offloads = True  # calls may be all that there is
+        if not self._attached and not self._calls.watching:
+            self._calls.offloads = True  # calls may be all that there is
             self._look_at_calls(time.monotonic())
-        if not self._attached and self._calls is None:
+        if not self._attached and not self._calls.watching:
             raise (
                 failures[0]
                 if failures
@@ -456,59 +368,6 @@ class Attachment:
         trace = self._ops == "all" and self.attached.op_source is not None
         mode = constants["OPS_TRACE" if trace else "OPS_OFF"]
         self._programs.set_target(self.process.pid, layout=LAYOUT, mode=mode)
-
-    def _attach_group(self, group: str) -> int:
-        """Attach all hooks of one group, in every file that has some; returns how many.
-
-        When it raises, none is left: the next attempt would attach those a second time.
-        """
-        failures: list[ProfinferError] = []
-        done = 0
-        try:
-            for file in self.info.files:
-                hooks = [h for h in file.hooks if GROUPS.get(h.level) == group and self._wanted(h)]
-                done += self._attach_hooks(group, file, hooks, failures)
-        except BaseException:
-            self._programs.detach(group)
-            raise
-        return done
-
-    def _wanted(self, hook: HookSite) -> bool:
-        # A CPU split is an LV_CPU graph; splits on other backends are looked at once there are some.
-        if hook.event == "LV_BACKEND":
-            return self._splits
-        return self._ops != "off" or hook.level != "op"
-
-    def _attach_hooks(
-        self, group: str, file: FileInfo, hooks: Sequence[HookSite], failures: list[ProfinferError]
-    ) -> int:
-        """All hooks of a file with few links; where that fails, each by itself (case C03)."""
-        if not hooks:
-            return 0
-        probes = [self._probe(h) for h in hooks]
-        try:
-            self._programs.attach(group, file.open_path, self.process.pid, probes)
-            return len(probes)
-        except MachineError:
-            raise
-        except TargetError as error:
-            if not alive(self.process):
-                raise TargetEnded(f"process {self.process.pid} ended while probes were attached") from error
-        done = 0
-        for hook, probe in zip(hooks, probes, strict=True):
-            try:
-                self._programs.attach(group, file.open_path, self.process.pid, [probe])
-                done += 1
-            except TargetError as error:
-                failures.append(error)
-                self.attached.note(f"{hook.symbol} is not probed: {error.what}")
-                if hook.level == "op":
-                    self.attached.complete = False
-        return done
-
-    def _probe(self, hook: HookSite) -> Probe:
-        levels = self._programs.types.constants()
-        return Probe(levels[hook.event], hook.site.offset, hook.site.moved, hook.ret)
 
     # ---- running ------------------------------------------------------------------------
 
@@ -553,12 +412,11 @@ class Attachment:
             # Without graphs there is no layout to wait for.
             self._session = self._session or self._open_session(self._layout)
             self._feed(self._session, drained)
-        if self._calls is not None and not self.seen_anything:
-            self.seen_anything = self._calls.seen()
+        self.seen_anything = self.seen_anything or self._calls.seen()
         now = time.monotonic()
         if self._shared is not None:
             return
-        self._keep_calls(now)
+        self._calls.keep(now, self._driver)
         self._keep_causes(now)
         if self._driver is not None:
             with contextlib.suppress(TargetEnded):  # the caller asks whether it is alive
@@ -580,7 +438,7 @@ class Attachment:
 
     def _look_for_table(self) -> bool:
         """Probe functions as soon as the process asks for them; whether some are still to come."""
-        if self._calls is None or not self._calls.awaits_table(self.info):
+        if not self._calls.awaits_table(self.info):
             return False
         if self._calls.table_was_given():
             self.look(again=True)
@@ -591,7 +449,7 @@ class Attachment:
         if self._shared is not None:
             self._look_for_table()
             self._look_at_calls(now_s)
-            self._keep_calls(now_s)
+            self._calls.keep(now_s, self._driver)
             self._keep_causes(now_s)
         return None if self._driver is None else self._driver.observe(now_s)
 
@@ -614,7 +472,7 @@ class Attachment:
     @property
     def burst_left_s(self) -> float | None:
         """How long probes stay that are there for a short time only, None when there are none."""
-        if (self._calls is not None and self._calls.hurried) or (self._keeper and self._keeper.hurried):
+        if self._calls.hurried or (self._keeper is not None and self._keeper.hurried):
             return 0.0
         return None if self._driver is None else self._driver.left_s
 
@@ -625,7 +483,8 @@ class Attachment:
 
     def _settle(self, drained: Drained) -> None:
         """Before the layout is chosen: hold the records, look at the snapshots."""
-        self._hold(drained)
+        self._held.hold(drained)
+        self.seen_anything |= len(calls_only(drained).events) > 0
         layout = self._settler.look(drained.raws)
         if layout is not None:
             self.settle_on(layout)
@@ -637,7 +496,7 @@ class Attachment:
             self._programs.forget_graphs()
             if self._driver is not None:
                 self._driver.forget()
-            self._held = deque(_calls_only(one) for one in self._held)
+            self._held.keep_calls_only()
         fields = layout_fields(layout, self.info.tables, chosen=True)
         self._programs.set_layout(LAYOUT, fields)
         self._whys.set_layout(fields)
@@ -647,24 +506,15 @@ class Attachment:
         # One that was opened for calls alone, before the library of graphs was there, knows no names.
         self._session.plans.tables = self._names()
         self._session.target = facts_for_model(self.info, layout, self.attached)
-        self._session.losses.add("events", self._dropped_events)
-        while self._held:
-            self._feed(self._session, self._held.popleft())
-
-    def _hold(self, drained: Drained) -> None:
-        self._held.append(drained)
-        self._held_events += len(drained.events)
-        self.seen_anything |= len(_calls_only(drained).events) > 0
-        while self._held_events > MAX_HELD_EVENTS and len(self._held) > 1:
-            oldest = len(self._held.popleft().events)
-            self._held_events -= oldest
-            self._dropped_events += oldest
+        self._session.losses.add("events", self._held.dropped)
+        for drained in self._held.take():
+            self._feed(self._session, drained)
 
     def _unsettled(self) -> Session:
         """What calls tell by themselves, while no graph could be read (all of them may fail)."""
         session = self._new_session(None)
         for one in self._held:
-            calls = _calls_only(one)
+            calls = calls_only(one)
             session.feed(calls.events, calls.ops, calls.nodes, calls.ints, now_ns=time.monotonic_ns())
         return session
 
@@ -711,8 +561,7 @@ class Attachment:
         if self._layout is None:
             self._settler = LayoutSettler(info.layouts, info.tables)
         try:
-            if self._calls is not None:
-                self._calls.add(info)
+            self._calls.add(info)
             self._attach_files(info.files)
             self._whys.look_into(info)
         except TargetEnded:
@@ -766,15 +615,14 @@ class Attachment:
         notes = [*self.info.notes, *self.attached.notes]
         if self._layout is None and self._settler.reason is not None:
             notes.append(f"graphs: none could be read yet, {self._settler.reason}")
-        if self._calls is not None:
-            snapshot = with_calls(snapshot, self._calls.figures(), alone=not self._has_levels)
-            self.seen_anything |= self._calls.seen()
+        snapshot = self._calls.describe(snapshot, self.info)
+        self.seen_anything |= self._calls.seen()
         return self._whys.describe(dataclasses.replace(snapshot, notes=(*notes, *snapshot.notes)))
 
     def _new_driver(self) -> BurstDriver:
         if self._config is None or self._prices is None:
             raise ValueError("sampling needs a budget and prices")
-        probes = Probes(self._attach_group, self._programs.detach)
+        probes = Probes(lambda group: self._hooks.attach_group(group, self.info.files), self._programs.detach)
         driver = BurstDriver(self._programs, self.process.pid, probes, self._prices, self._config, LAYOUT)
         if self._session is not None:
             driver.bind(self._session)
@@ -839,8 +687,7 @@ class Attachment:
                     self._driver.finish()
                 self._final = self.snapshot()
             finally:
-                if self._calls is not None:
-                    self._calls.close()
+                self._calls.close()
                 if self._target_causes is not None:
                     self._target_causes.close()
                 if self._shared is None:
@@ -862,59 +709,3 @@ class Attachment:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _look_and_load(
-    process: Process,
-    method: str,
-    btf_path: str | None,
-    loader: str,
-    ops: str,
-    causes: CauseOptions | None,
-    kept: bool,
-) -> tuple[TargetInfo, GgmlPrograms, Causes]:
-    """Look into the target while the kernel verifies the programs: both take a tenth of a second."""
-    kind: type[GgmlPrograms] = GgmlPrograms
-    if loader == "bcc":
-        from .kernel.bcc_loader import BccPrograms
-
-        kind = BccPrograms
-    # Only a full trace has records for every kernel; a ring counts twice in our memory.
-    rings = dict(KEPT_RINGS) if kept else {}
-    if ops != "all":
-        rings["ops"] = mmap.PAGESIZE
-    if kept:
-        causes = dataclasses.replace(causes or CauseOptions(), room=KEPT_ROOM)
-
-    def load() -> tuple[GgmlPrograms, Causes]:
-        programs = kind.load(method, btf_path=btf_path, ring_bytes=rings)
-        try:
-            return programs, Causes.load(programs, causes, btf_path)
-        except BaseException:
-            programs.close()
-            raise
-
-    child = start_child()
-    with ThreadPoolExecutor(1) as pool:
-        loading = pool.submit(load)
-        try:
-            info = inspect_target(process, child=child)
-        except BaseException:
-            if loading.exception() is None:
-                for part in reversed(loading.result()):
-                    part.close()
-            raise
-        try:
-            return info, *loading.result()
-        except BaseException:
-            info.close()
-            raise
-
-
-def _calls_only(drained: Drained) -> Drained:
-    """The records of calls: they need no layout."""
-    kind = drained.events["kind"]
-    calls = (kind == Kind.CALL_BEGIN) | (kind == Kind.CALL_END) | (kind == Kind.CALL_ABANDONED)
-    return Drained(
-        drained.events[calls], drained.ops[:0], drained.nodes[:0], drained.ints[:0], drained.raws[:0]
-    )

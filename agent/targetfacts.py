@@ -13,7 +13,7 @@ from .target.layout import Layout
 from .target.process import Process
 
 if TYPE_CHECKING:
-    from .attach import Attached
+    from .hooks import Attached
 
 
 def facts_for_model(info: TargetInfo, layout: Layout | None, attached: Attached) -> TargetFacts:
