@@ -20,7 +20,7 @@ from .bursts import BurstDriver, Probes
 from .callbook import CallBook
 from .callkeeper import CallKeeper, has_levels
 from .causekeeper import CauseKeeper
-from .causes import CauseOptions, Causes, TargetCauses
+from .causes import CauseOptions, Causes
 from .errors import ProfinferError, TargetEnded, TargetError, UsageError
 from .held import HeldRecords, calls_only
 from .hooks import GROUPS, Attached, Hooks
@@ -53,6 +53,7 @@ from .target.process import (
     model_files,
     open_process,
 )
+from .targetcauses import TargetCauses
 from .targetfacts import facts_for_model
 from .tasks import gone, threads_of
 from .waking import Wakeup

@@ -12,12 +12,12 @@ import dataclasses
 import time
 from collections.abc import Mapping
 
-from .causes import TargetCauses
 from .model.budget import Prices
 from .model.callbudget import DEPTH
 from .model.causebudget import FAULTS, WAITS, CauseBudget, CauseDecision, Seen
 from .model.causes import ShedPart
 from .model.snapshot import Snapshot
+from .targetcauses import TargetCauses
 
 LOOK_SECONDS, HURRY_SECONDS = 1.0, 0.05
 LOOK_SHARE = 0.01

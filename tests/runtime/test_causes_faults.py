@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from profinferd.agent.causes import SHARED, CauseOptions, Causes, TargetCauses
+from profinferd.agent.causes import SHARED, CauseOptions, Causes
 from profinferd.agent.kernel import bpfsys
 from profinferd.agent.kernel.causes import FaultPrograms
 from profinferd.agent.kernel.programs import GgmlPrograms
 from profinferd.agent.kernel.residency import by_cachestat, by_mincore, resident_bytes
 from profinferd.agent.target.process import open_process
+from profinferd.agent.targetcauses import TargetCauses
 
 from .waits import Waits, watching
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from profinferd.agent.causes import TargetCauses
 from profinferd.agent.model.causes import Cause
 from profinferd.agent.target.process import open_process
 from profinferd.agent.target.quota import group_times
+from profinferd.agent.targetcauses import TargetCauses
 
 from ..groups import quota_group
 from ..tries import in_one_of, timed
