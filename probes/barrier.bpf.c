@@ -7,6 +7,7 @@
  * What it waited for meanwhile comes from the sums of sched.bpf.c, read at both ends.
  */
 #include "kernel.h"
+#include "maps.h"
 #include "events.h"
 #include "causes.h"
 
@@ -25,42 +26,16 @@ struct barrier_thread {
 	__u32 pad;
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 1024);
-	__type(key, __u32);	/* tgid */
-	__type(value, struct target);
-} targets SEC(".maps");		/* that of ggml.bpf.o */
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 4096);
-	__type(key, __u32);	/* tid */
-	__type(value, struct sched_thread);
-} sched_threads SEC(".maps");	/* that of sched.bpf.o */
-
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 4096);
-	__type(key, __u32);	/* tid */
-	__type(value, struct barrier_thread);
-} barrier_threads SEC(".maps");
+TARGETS;	/* that of ggml.bpf.o */
+SCHED_THREADS;	/* that of sched.bpf.o */
+MAP(LRU_HASH, barrier_threads, 4096, __u32 /* tid */, struct barrier_thread);
 
 struct barrier_counters {
 	__u64 value[BS_COUNT];
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct barrier_counters);
-} barrier_stats SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 4 << 20);
-} barriers SEC(".maps");
+MAP(PERCPU_ARRAY, barrier_stats, 1, __u32, struct barrier_counters);
+RINGBUF(barriers, 4 << 20);
 
 /* So that the records' types and constants are in the object's BTF. */
 const struct barrier_rec *btf_barrier_rec __attribute__((unused)) = 0;

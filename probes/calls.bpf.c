@@ -9,6 +9,7 @@
  * The programs are sleepable, so that arguments in pages that are not present are read.
  */
 #include "kernel.h"
+#include "maps.h"
 #include "calls.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
@@ -67,111 +68,27 @@ struct counters {
 	__u64 value[CALL_ST_COUNT];
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, MAX_CALLS);
-	__type(key, __u32);
-	__type(value, struct call_conf);
-} confs SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, MAX_TABLES);
-	__type(key, __u32);
-	__type(value, struct call_table);
-} tables SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 4096);
-	__type(key, struct call_limit_key);
-	__type(value, struct call_limit);
-} limits SEC(".maps");
+MAP(ARRAY, confs, MAX_CALLS, __u32, struct call_conf);
+MAP(ARRAY, tables, MAX_TABLES, __u32, struct call_table);
+MAP(HASH, limits, 4096, struct call_limit_key, struct call_limit);
 
 /* User space makes the entries of these two. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 4096);
-	__type(key, struct call_limit_key);
-	__type(value, struct call_account);
-} accounts SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 16384);
-	__type(key, struct call_family_key);
-	__type(value, struct call_family);
-} families SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 512);
-	__type(key, __u32);	/* tid */
-	__type(value, struct thread);
-} threads SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 16384);
-	__type(key, struct object_key);
-	__type(value, struct object);
-} objects SEC(".maps");
+MAP(HASH, accounts, 4096, struct call_limit_key, struct call_account);
+MAP(HASH, families, 16384, struct call_family_key, struct call_family);
+MAP(HASH, threads, 512, __u32 /* tid */, struct thread);
+MAP(LRU_HASH, objects, 16384, struct object_key, struct object);
 
 /* Calls whose completion was not seen yet: each is done once, however many objects tell. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 4096);
-	__type(key, struct order_key);
-	__type(value, __u32);
-} orders SEC(".maps");
+MAP(LRU_HASH, orders, 4096, struct order_key, __u32);
 
 /* What a subject holds, whatever address it goes by. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 4096);
-	__type(key, __u64);	/* subject */
-	__type(value, __u64);
-} held SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 4096);
-	__type(key, struct call_key);
-	__type(value, struct call_sum);
-} sums SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 256 << 10);
-} records SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct counters);
-} stats SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, __u64);
-} numbers SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct thread);	/* stays zero: the initial value of an entry */
-} blank SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct call_sum);	/* stays zero, too */
-} zero_sum SEC(".maps");
+MAP(LRU_HASH, held, 4096, __u64 /* subject */, __u64);
+MAP(HASH, sums, 4096, struct call_key, struct call_sum);
+RINGBUF(records, 256 << 10);
+MAP(PERCPU_ARRAY, stats, 1, __u32, struct counters);
+MAP(ARRAY, numbers, 1, __u32, __u64);
+MAP(ARRAY, blank, 1, __u32, struct thread);	/* stays zero: the initial value of an entry */
+MAP(ARRAY, zero_sum, 1, __u32, struct call_sum);	/* stays zero, too */
 
 const struct call_record *btf_call_record __attribute__((unused)) = 0;
 const enum call_use btf_call_use __attribute__((unused)) = 0;

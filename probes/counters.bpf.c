@@ -10,6 +10,7 @@
  * such ones here) nor in groups. Needs no BTF.
  */
 #include "kernel.h"
+#include "maps.h"
 #include "counters.h"
 
 struct bpf_perf_event_value {
@@ -25,34 +26,12 @@ struct {
 	__uint(value_size, sizeof(__u32));
 } events SEC(".maps");
 
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, MAX_COUNTED_THREADS);
-	__type(key, __u32);	/* tid */
-	__type(value, struct count_thread);
-} count_threads SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 4096);
-	__type(key, struct count_key);
-	__type(value, struct count_sum);
-} count_sums SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 1024);
-	__type(key, __u32);	/* tgid */
-	__type(value, struct count_layout);
-} count_layouts SEC(".maps");
+MAP(HASH, count_threads, MAX_COUNTED_THREADS, __u32 /* tid */, struct count_thread);
+MAP(HASH, count_sums, 4096, struct count_key, struct count_sum);
+MAP(HASH, count_layouts, 1024, __u32 /* tgid */, struct count_layout);
 
 /* New sums begin as this: too large for the stack. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct count_sum);
-} count_blank SEC(".maps");
+MAP(ARRAY, count_blank, 1, __u32, struct count_sum);
 
 static __always_inline struct count_sum *sum_of(const struct count_key *key)
 {

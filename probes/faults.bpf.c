@@ -8,6 +8,7 @@
  * Needs no BTF.
  */
 #include "kernel.h"
+#include "maps.h"
 #include "events.h"
 #include "causes.h"
 #include "thread.h"
@@ -28,49 +29,17 @@ struct perf_context {
 	__u64 addr;
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 1024);
-	__type(key, __u32);	/* tgid */
-	__type(value, struct target);
-} targets SEC(".maps");		/* that of ggml.bpf.o */
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 1024);
-	__type(key, __u32);	/* tid */
-	__type(value, struct thread);
-} threads SEC(".maps");		/* likewise */
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 4096);
-	__type(key, __u32);	/* tid */
-	__type(value, struct sched_thread);
-} sched_threads SEC(".maps");	/* that of sched.bpf.o, where it was loaded */
-
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 1024);
-	__type(key, __u32);	/* tgid */
-	__type(value, struct fault_count);
-} fault_counts SEC(".maps");
+TARGETS;	/* that of ggml.bpf.o */
+THREADS;	/* likewise */
+SCHED_THREADS;	/* that of sched.bpf.o, where it was loaded */
+MAP(LRU_HASH, fault_counts, 1024, __u32 /* tgid */, struct fault_count);
 
 struct fault_counters {
 	__u64 value[FS_COUNT];
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct fault_counters);
-} fault_stats SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 1 << 20);
-} faults SEC(".maps");
+MAP(PERCPU_ARRAY, fault_stats, 1, __u32, struct fault_counters);
+RINGBUF(faults, 1 << 20);
 
 /* So that the records' types and constants are in the object's BTF. */
 const struct fault_rec *btf_fault_rec __attribute__((unused)) = 0;

@@ -13,6 +13,7 @@
  * of the pool without reading params->ith.
  */
 #include "kernel.h"
+#include "maps.h"
 #include "events.h"
 #include "causes.h"
 #include "thread.h"
@@ -63,51 +64,18 @@ RING(nodes, 4 << 20);
 RING(ints, 1 << 20);
 RING(raws, 256 << 10);
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 64);
-	__type(key, __u32);
-	__type(value, struct layout);
-} layouts SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 1024);
-	__type(key, __u32);	/* tgid */
-	__type(value, struct target);
-} targets SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 1024);
-	__type(key, __u32);	/* tid */
-	__type(value, struct thread);
-} threads SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 1024);
-	__type(key, struct graph_key);
-	__type(value, struct graph_info);
-} graphs SEC(".maps");
+MAP(ARRAY, layouts, 64, __u32, struct layout);
+TARGETS;
+THREADS;
+MAP(LRU_HASH, graphs, 1024, struct graph_key, struct graph_info);
 
 /* User space deletes an entry whose descriptors did not arrive, and they are sent
  * again; it fills in the slot of a graph whose ops are to be summed. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 4096);
-	__type(key, struct hash_key);
-	__type(value, struct known_graph);
-} known SEC(".maps");
+MAP(LRU_HASH, known, 4096, struct hash_key, struct known_graph);
 
 /* Where the ops of a graph without a slot of its own are added up: a shape that is met
  * once, as a prompt's is, could never be summed otherwise. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 1024);
-	__type(key, struct spare_key);
-	__type(value, struct spare_slot);
-} spares SEC(".maps");
+MAP(HASH, spares, 1024, struct spare_key, struct spare_slot);
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -118,68 +86,24 @@ struct {
 } sums SEC(".maps");
 
 /* tid of the thread that is running a slot's graph. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, MAX_SLOTS);
-	__type(key, __u32);
-	__type(value, __u32);
-} owners SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct counters);
-} stats SEC(".maps");
+MAP(ARRAY, owners, MAX_SLOTS, __u32, __u32);
+MAP(PERCPU_ARRAY, stats, 1, __u32, struct counters);
 
 /* With `per_target`: the same counters by tgid, of those that user space has put in. The rest
  * is counted in "stats". Sized before loading. */
 const volatile bool per_target = false;
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
-	__uint(max_entries, 1);
-	__type(key, __u32);	/* tgid */
-	__type(value, struct counters);
-} tallies SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, MAX_TEMPLATES);
-	__type(key, __u32);
-	__type(value, struct target);
-} templates SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, __u32);
-} last_seq SEC(".maps");
+MAP(PERCPU_HASH, tallies, 1, __u32 /* tgid */, struct counters);
+MAP(ARRAY, templates, MAX_TEMPLATES, __u32, struct target);
+MAP(ARRAY, last_seq, 1, __u32, __u32);
 
 /* User space raises it when it has taken call or graph probes away: returns were missed
  * then, and a frame from before could be taken for that of a later function. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, __u32);
-} generation SEC(".maps");
+MAP(ARRAY, generation, 1, __u32, __u32);
 
 /* How long graphs have been running, by tgid; the scheduler's programs read it. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 1024);
-	__type(key, __u32);
-	__type(value, struct graph_clock);
-} graph_clocks SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct thread);	/* stays zero: the initial value of an entry */
-} blank SEC(".maps");
+GRAPH_CLOCKS;
+MAP(ARRAY, blank, 1, __u32, struct thread);	/* stays zero: the initial value of an entry */
 
 /* So that the records' types and constants are in the object's BTF. */
 const struct op_hit *btf_op_hit __attribute__((unused)) = 0;

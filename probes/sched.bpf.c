@@ -16,6 +16,7 @@
  * without BTF has all the rest of profinferd and not this.
  */
 #include "kernel.h"
+#include "maps.h"
 #include "events.h"
 #include "causes.h"
 #include "thread.h"
@@ -60,47 +61,16 @@ struct task_struct {
 	bool throttled;		/* Linux 6.18 and later */
 } __attribute__((preserve_access_index));
 
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 1024);
-	__type(key, __u32);	/* tgid */
-	__type(value, struct target);
-} targets SEC(".maps");		/* that of ggml.bpf.o */
+TARGETS;	/* that of ggml.bpf.o */
+THREADS;	/* likewise */
+GRAPH_CLOCKS;	/* likewise */
+SCHED_THREADS;
 
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 1024);
-	__type(key, __u32);	/* tid */
-	__type(value, struct thread);
-} threads SEC(".maps");		/* likewise */
+/* Stays zero: the initial value of an entry. */
+MAP(ARRAY, no_thread, 1, __u32, struct sched_thread);
 
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 1024);
-	__type(key, __u32);	/* tgid */
-	__type(value, struct graph_clock);
-} graph_clocks SEC(".maps");	/* likewise */
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 4096);
-	__type(key, __u32);	/* tid */
-	__type(value, struct sched_thread);
-} sched_threads SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct sched_thread);	/* stays zero: the initial value of an entry */
-} no_thread SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1024);	/* user space makes it as large as the machine */
-	__type(key, __u32);		/* CPU */
-	__type(value, __u32);		/* below MAX_CORE_KINDS */
-} core_kinds SEC(".maps");
+/* User space makes it as large as the machine; below MAX_CORE_KINDS. */
+MAP(ARRAY, core_kinds, 1024, __u32 /* CPU */, __u32);
 
 /* What ran last on each CPU: who had the core while a thread waited for it is rarely whom it
  * lost it to, which may have been an interrupt's thread for some microseconds. */
@@ -119,28 +89,15 @@ struct cpu_slices {
 	struct slice slice[SLICES];
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1024);	/* as core_kinds */
-	__type(key, __u32);		/* CPU; written by programs on it alone */
-	__type(value, struct cpu_slices);
-} cpu_slices SEC(".maps");
+/* As core_kinds; CPU; written by programs on it alone. */
+MAP(ARRAY, cpu_slices, 1024, __u32, struct cpu_slices);
 
 struct sched_counters {
 	__u64 value[SS_COUNT];
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct sched_counters);
-} sched_stats SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 512 << 10);
-} spans SEC(".maps");
+MAP(PERCPU_ARRAY, sched_stats, 1, __u32, struct sched_counters);
+RINGBUF(spans, 512 << 10);
 
 /* So that the records' types and constants are in the object's BTF. */
 const struct sched_span *btf_sched_span __attribute__((unused)) = 0;
