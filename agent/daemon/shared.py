@@ -670,6 +670,9 @@ class TargetPrograms(GgmlPrograms):
         if not self._open:
             return
         self._open = False
+        # Of a process that ended while it was attached to, nobody has taken what it did before.
+        self._shared.foreign_events += sum(len(part.events) for part in self._pending)
+        self._pending.clear()
         self._real.detach(f"ops {self.tgid}")
         self._shared.leave(self, None, ended=True)
         for n_nodes, size in self._spare_keys:

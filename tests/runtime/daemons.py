@@ -4,14 +4,17 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
+import random
 import re
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,6 +22,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from profinferd.agent.daemon.client import ControlClient
+from profinferd.agent.errors import ProfinferError
 
 from .cases import wait_for
 
@@ -28,10 +32,13 @@ DEADLINE = 240.0
 
 
 def free_port() -> int:
-    """A port that nobody listens on at this moment."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+    """A port that nobody listens on at this moment, and that the kernel gives to nobody who wants any:
+    for programs that cannot be told to take one and say which."""
+    while True:
+        port = random.SystemRandom().randrange(10_000, 32_768)
+        with socket.socket() as sock, contextlib.suppress(OSError):
+            sock.bind(("127.0.0.1", port))
+            return port
 
 
 class Daemon:
@@ -52,10 +59,11 @@ class Daemon:
     ) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self.port = free_port()
+        self.port = 0
+        """Where it answers over HTTP, once it is ready: the kernel chooses, so that nobody else has it."""
         self.socket = str(folder / "control.sock")
         self.config: dict[str, Any] = {
-            "http": {"listen": f"127.0.0.1:{self.port}" if listen == "" else listen},
+            "http": {"listen": "127.0.0.1:0" if listen == "" else listen},
             "control": {"socket": self.socket},
             **settings,
         }
@@ -87,6 +95,8 @@ class Daemon:
             with contextlib.suppress(PermissionError, ProcessLookupError):
                 os.setpriority(os.PRIO_PROCESS, int(name), 0)
         self.ready_seconds = time.monotonic() - begun
+        if found := re.findall(r"metrics and page are served url=\S*:(\d+)$", self.log(), re.MULTILINE):
+            self.port = int(found[-1])
         return self
 
     def told(self, what: bytes) -> bytes:
@@ -114,6 +124,18 @@ class Daemon:
 
     def client(self) -> ControlClient:
         return ControlClient(self.socket, timeout=60)
+
+    def reload(self) -> dict[str, Any]:
+        """Have the configuration read again. Raises ProfinferError when it is wrong. Who asks is given an
+        answer within seconds, also by a daemon that does not come to it: then it is asked again."""
+        until = time.monotonic() + DEADLINE
+        while True:
+            try:
+                with self.client() as client:
+                    return client.reload()
+            except ProfinferError as error:
+                if "not done in time" not in error.what or time.monotonic() > until:
+                    raise
 
     def health(self) -> dict[str, Any]:
         with self.client() as client:
@@ -163,9 +185,17 @@ class Daemon:
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}{path}", headers={"Accept": accept} if accept else {}
         )
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            text: str = answer.read().decode()
-            return text
+        until = time.monotonic() + DEADLINE
+        while True:
+            try:
+                with urllib.request.urlopen(request, timeout=60) as answer:
+                    text: str = answer.read().decode()
+                    return text
+            except (OSError, http.client.HTTPException) as error:
+                # A connection ends that takes longer than some seconds, whoever was held up.
+                refused = isinstance(error, urllib.error.HTTPError) or self.process.poll() is not None
+                if refused or time.monotonic() > until:
+                    raise
 
     def samples(self) -> dict[str, float]:
         """``name{labels}`` -> value, of the text format."""

@@ -45,8 +45,9 @@ def in_own_mounts(script: str) -> list[str]:
 
 
 def test_no_such_process() -> None:
-    pid = int(Path("/proc/sys/kernel/pid_max").read_text()) - 1
-    before = links()
+    child = subprocess.Popen(["true"])
+    child.wait()  # its number is given again only after all others
+    pid, before = child.pid, links()
     refused(profinferd("--pid", pid), TARGET, f"no process {pid}")
     nothing_left(before)
 
@@ -139,10 +140,13 @@ def test_a_thread_id(method: str) -> None:
     with Engine([sys.executable, "-c", THREADED.format(stub=str(engine("-fPIC", "-shared")))]) as stub:
         threads = [int(name) for name in os.listdir(f"/proc/{stub.pid}/task")]
         other = next(tid for tid in threads if tid != stub.pid)
-        outcome = profinferd(
-            "--pid", other, "--attach-method", method, duration=3,
-            meanwhile=lambda _: stub.send("run pos=0-3 out=3 us=50"),
-        )  # fmt: skip
+
+        def use_and_signal(profiler: subprocess.Popen[str]) -> None:
+            stub.order("run pos=0-3 out=3 us=50")
+            profiler.send_signal(signal.SIGINT)
+
+        options = ("--pid", other, "--attach-method", method)
+        outcome = profinferd(*options, duration=None, meanwhile=use_and_signal)
         assert outcome.code == DONE, outcome
         assert outcome.json["target"]["pid"] == stub.pid
         assert outcome.json["tokens"]["prefill"] == 4
@@ -151,7 +155,7 @@ def test_a_thread_id(method: str) -> None:
 THREADED = """
 import ctypes, os, sys, threading, time
 stub = ctypes.CDLL({stub!r})
-threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
 print('{{"ready": %d}}' % os.getpid(), flush=True)
 for line in sys.stdin:
     stub.stub_order(ctypes.create_string_buffer(line.rstrip("\\n").encode()))

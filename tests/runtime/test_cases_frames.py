@@ -30,6 +30,11 @@ def open_threads(watch: Watch) -> int:
     return len(watch.keys("threads"))
 
 
+def buried(watch: Watch) -> None:
+    """Until threads that ended inside calls are gone for good: who has joined one may be ahead of that."""
+    wait_for(lambda: open_threads(watch) == 0, "the ended threads' entries to go")
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_longjmp_out_of_a_call(method: str) -> None:
     """C21: each call that is left by longjmp is one that never returned; those after it are right."""
@@ -68,8 +73,8 @@ def test_threads_that_end_inside_a_call(method: str) -> None:
     with Engine(engine()) as stub, Watch(stub, method) as watch:
         watch.run("pos=0-3 out=3")
         assert watch.run("pos=4 out=0 us=0 end=exit at=5")["ended"] == 1
-        snapshot = watch.snapshot()
-        assert snapshot.unreturned == 1 and open_threads(watch) == 0
+        buried(watch)
+        assert watch.snapshot().unreturned == 1
         watch.run("pos=4 out=0 thread")
         snapshot = watch.snapshot()
         assert snapshot.unreturned == 1 and snapshot.tokens.decode == 1
@@ -82,9 +87,10 @@ def test_more_threads_than_the_map_holds() -> None:
         for _ in range(12):
             watch.run("pos=4 out=0 us=0 layers=1 end=exit at=2 times=100")
         watch.run("pos=4 out=0 us=0")
+        buried(watch)
         snapshot = watch.snapshot()
         assert snapshot.unreturned == 1200 and snapshot.tokens.decode == 1
-        assert open_threads(watch) == 0 and snapshot.lost.by_kind["map_full"] == 0
+        assert snapshot.lost.by_kind["map_full"] == 0
 
 
 @pytest.mark.parametrize("method", METHODS)

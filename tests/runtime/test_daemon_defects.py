@@ -104,8 +104,7 @@ def test_it_is_not_tried_again_with_every_library(tmp_path: Path) -> None:
             known = daemon.health()["files_known"]
             stub.order(f"load {shutil.copy(library, tmp_path / f'nothing-{number}.so')}")
             wait_for(lambda known=known: daemon.health()["files_known"] > known, "the library to be seen")  # type: ignore[misc]
-        with daemon.client() as client:
-            client.reload()
+        daemon.reload()
         wait_for(lambda: daemon.health()["files_known"] > 0, "the daemon to answer")
         assert attempts.read_text() == "x\n"
         assert daemon.log().count("target cannot be profiled") == 1

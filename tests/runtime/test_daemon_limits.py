@@ -52,7 +52,7 @@ def test_few_descriptors(program: Path, tmp_path: Path, limit: int) -> None:
             stubs = [stack.enter_context(Engine(program)) for _ in range(6)]
             for sock in idle:
                 sock.close()
-            states = {daemon.wait_for(stub.pid, lambda t: True)["state"] for stub in stubs}
+            found = [daemon.wait_for(stub.pid, lambda t: True) for stub in stubs]
             if limit > 64:
                 for stub in stubs:
                     daemon.wait_for(stub.pid)
@@ -62,8 +62,9 @@ def test_few_descriptors(program: Path, tmp_path: Path, limit: int) -> None:
                     daemon.wait_for_tokens(stub.pid, 4, 2)
                 daemon.wait_for_sample(6 * 3, "profinfer_generation_tokens_total", target=f"{NAME}-a")
                 return
-            if states != {"watched"}:
-                assert any("Too many open files" in str(t["reason"]) for t in daemon.targets())
+            turned_away = [t for t in found if t["state"] != "watched"]
+            if turned_away:
+                assert any("Too many open files" in str(t["reason"]) for t in turned_away), turned_away
             assert daemon.get("/healthz") == "ok\n"
             assert daemon.sample("profinfer_daemon_open_files") <= 64
         assert daemon.stop() == 0
@@ -291,11 +292,14 @@ def test_many_come_and_go(tmp_path: Path, program: Path) -> None:
                 stub.order(PREFILL)
 
             def short(number: int) -> None:
-                path = copied(program, tmp_path, f"{NAME}-s{number % 40}")
-                with Engine(path) as stub:
+                with Engine(tmp_path / f"{NAME}-s{number % 40}") as stub:
                     stub.order("run pos=0-3 out=3 us=0")
 
             def churn(count: int) -> None:
+                # Before there are threads: a program that is open for writing in any process, as in one
+                # that is just being forked, cannot be started.
+                for number in range(40):
+                    copied(program, tmp_path, f"{NAME}-s{number}")
                 with ThreadPoolExecutor(2) as pool:
                     list(pool.map(short, range(count)))
                 wait_for(lambda: len(daemon.own(NAME)) == len(long), "the last ones to be noticed", DEADLINE)
@@ -337,7 +341,8 @@ def test_many_come_and_go(tmp_path: Path, program: Path) -> None:
             while not no_larger():
                 assert time.monotonic() < until, f"files, threads, entries, samples: {first}, later {second}"
             assert second[3] <= 2500 and second[3] <= first[3] + 200
-            assert daemon.status("VmRSS") <= resident + 6 * 1024, "KiB"
+            # What is free is given back once a minute.
+            wait_for(lambda: daemon.status("VmRSS") <= resident + 6 * 1024, "its memory, KiB", DEADLINE)
             for stub in long:
                 decode(stub, 4, 3)
             for stub in long:
@@ -375,12 +380,16 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_idle(tmp_path: Path) -> None:
-    """Nothing to watch: small, ready at once, and asleep (wake-ups are counted by the kernel)."""
+    """Nothing to watch: small, ready at once, and asleep (wake-ups are counted by the kernel). New programs
+    of others wake it, too, so one moment of quiet has to be among those that are looked at."""
     with Daemon(tmp_path, "no-such-program") as daemon:
         daemon.scanned()
         wait_for(lambda: daemon.health()["watched"] == 0, "nothing to be watched")
         assert daemon.status("VmRSS") <= 48 * 1024, "KiB"
-        before, begun = daemon.status("voluntary_ctxt_switches"), time.monotonic()
-        time.sleep(3.0)
-        turns = (daemon.status("voluntary_ctxt_switches") - before) / (time.monotonic() - begun)
-        assert turns <= 10, f"{turns:.1f} times a second"
+
+        def turns() -> float:
+            before, begun = daemon.status("voluntary_ctxt_switches"), time.monotonic()
+            time.sleep(3.0)
+            return (daemon.status("voluntary_ctxt_switches") - before) / (time.monotonic() - begun)
+
+        wait_for(lambda: turns() <= 10, "ten turns a second or fewer", DEADLINE)

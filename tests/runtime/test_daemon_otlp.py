@@ -4,18 +4,22 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.unit.test_exporters_otlp import Receiver, attributes, closed_port
+from tests.unit.test_exporters_otlp import Receiver, attributes
 
-from .cases import Engine, engine
+from .cases import Engine, copied, engine
 from .daemons import Daemon
 
 LIMIT = 240.0
+NAME = f"pfi-otlp-{os.getpid()}"
+CLOSED = "http://127.0.0.1:1/v1/metrics"
+"""Nobody is given this port by chance."""
 
 
 def points(receiver: Receiver, name: str) -> list[Any]:
@@ -25,10 +29,11 @@ def points(receiver: Receiver, name: str) -> list[Any]:
 
 def test_what_an_engine_did_arrives(tmp_path: Path) -> None:
     """Tokens of the stub by its own orders: five of a prompt, then ten; nothing twice."""
+    program = copied(engine(), tmp_path, NAME)
     with (
         contextlib.closing(Receiver()) as receiver,
-        Engine(engine()) as stub,
-        Daemon(tmp_path, engine().name, otlp={"endpoint": receiver.url, "every": "1s"}) as daemon,
+        Engine(program) as stub,
+        Daemon(tmp_path, NAME, otlp={"endpoint": receiver.url, "every": "1s"}) as daemon,
     ):
         until = time.monotonic() + LIMIT
         while not points(receiver, "profinfer.target_state"):
@@ -50,8 +55,7 @@ def test_what_an_engine_did_arrives(tmp_path: Path) -> None:
 
 
 def test_an_outage_stops_neither_scrapes_nor_the_end(tmp_path: Path) -> None:
-    endpoint = f"http://127.0.0.1:{closed_port()}/v1/metrics"
-    with Daemon(tmp_path, "no-such-program", otlp={"endpoint": endpoint, "every": "1s"}) as daemon:
+    with Daemon(tmp_path, "no-such-program", otlp={"endpoint": CLOSED, "every": "1s"}) as daemon:
         until = time.monotonic() + LIMIT
         while "does not take metrics" not in daemon.log():
             assert time.monotonic() < until

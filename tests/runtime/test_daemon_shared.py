@@ -52,8 +52,7 @@ def test_probes_of_a_file_that_nobody_maps_any_more_go_and_come_back(tmp_path: P
             daemon.wait_for_tokens(stub.pid, 4, 3)
             assert ours() == first, "none was taken off, none was added"
             daemon.write({**daemon.config, "targets": {**daemon.config["targets"], "expire_after": "1s"}})
-            with daemon.client() as client:
-                client.reload()
+            daemon.reload()
             time.sleep(2.5)
             assert ours() == first, "it is mapped"
             decode(stub, 7, 2)
@@ -164,6 +163,31 @@ def test_what_is_kept_for_the_next_process_makes_room(tmp_path: Path, short: str
     finally:
         shared.close()
     nothing_left(before)
+
+
+def test_what_a_process_did_that_was_not_attached_to_in_time_is_counted(tmp_path: Path) -> None:
+    """It was seen before it was looked into, and is let go of before anything was taken: nobody's events."""
+    path = copied(engine(), tmp_path, NAME)
+    shared = SharedPrograms.load("auto", None, 8)
+    try:
+        levels = shared.programs.types.constants()
+        with Engine(path) as known, Engine(path) as other:
+            view = shared.view(known.pid, sums=False)
+            (file,) = shared.share_files(view, inspect_target(open_process(known.pid))).files
+            probes = [Probe(levels[h.event], h.site.offset, h.site.moved, h.ret)
+                      for h in file.hooks if h.level == "call"]  # fmt: skip
+            view.attach("calls", file.open_path, known.pid, probes)
+            other.order("run pos=0-3 out=3 us=0 times=3")
+            _, strangers = shared.drain(time.monotonic())
+            assert strangers == {other.pid} and shared.foreign_events == 0
+            late = shared.view(other.pid, sums=False)
+            assert late.waiting
+            late.close()
+            late.close()
+            assert shared.foreign_events == 2 * 3, "three calls have begun and ended"
+            view.close()
+    finally:
+        shared.close()
 
 
 def test_files_that_nobody_maps_are_not_kept_without_end(
