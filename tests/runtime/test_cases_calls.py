@@ -10,7 +10,7 @@ import pytest
 from profinferd.agent.model.snapshot import Snapshot
 from profinferd.exporters.json_export import JsonExporter
 
-from .cases import METHODS, Engine, Watch, check_ops, engine, kernels, kernels_seen, near
+from .cases import METHODS, Engine, Watch, call_span, check_ops, engine, kernels, kernels_seen
 
 
 def calls(snapshot: Snapshot) -> dict[int, int]:
@@ -49,19 +49,18 @@ def test_four_sequences_in_one_call(method: str) -> None:
     """C06: one decode of 4 sequences x 100 prompt tokens in 50 ms is 50 ms and 400 tokens."""
     with Engine(engine()) as stub, Watch(stub, method) as watch:
         reply = watch.run("pos=" + ",".join(["0-99"] * 4) + " out=99,199,299,399 us=1700")
-        begin, end = reply["call"]
-        truth = (end - begin) / 1e9
+        truth = call_span(reply)
         snapshot = watch.snapshot()
-        assert truth >= 0.045
+        assert truth.least >= 0.045
         assert calls(snapshot) == {0: 1}
-        assert near(sum(call.seconds for call in snapshot.calls), truth, 0.02, 0.005)
-        assert near(sum(graph.seconds for graph in snapshot.graphs if not graph.split), truth, 0.02, 0.005)
-        assert near(sum(op.seconds for op in snapshot.ops), truth, 0.02, 0.005)
+        assert sum(call.seconds for call in snapshot.calls) in truth
+        assert sum(graph.seconds for graph in snapshot.graphs if not graph.split) in truth
+        assert 0.045 <= sum(op.seconds for op in snapshot.ops) <= truth.most
         tokens = snapshot.tokens
         assert (tokens.prefill, tokens.decode, tokens.output_rows) == (400, 0, 4)
         assert snapshot.requests.started == 4 and snapshot.requests.first_rows == 4
         first = snapshot.latency_seconds.time_to_first_token
-        assert first.count == 4 and first.mean is not None and near(first.mean, truth, 0.02, 0.005)
+        assert first.count == 4 and first.mean is not None and first.mean in truth
         check_ops(snapshot, [reply])
 
 
@@ -79,7 +78,7 @@ def test_retries_with_less(computes: int) -> None:
         assert (snapshot.tokens.prefill, snapshot.tokens.decode, snapshot.tokens.output_rows) == (64, 0, 1)
         first = snapshot.latency_seconds.time_to_first_token
         assert first.count == 1 and first.mean is not None
-        assert near(first.mean, (good["call"][1] - good["call"][0]) / 1e9)
+        assert first.mean in call_span(good)
         assert snapshot.latency_seconds.inter_token.count == 0
         assert snapshot.requests.started == 1
         # What was computed for nothing took its time all the same, and is marked.
@@ -139,7 +138,7 @@ def test_decode_that_encodes(method: str) -> None:
         snapshot = watch.snapshot()
         assert calls(snapshot) == {0: 1}
         assert snapshot.tokens.encode == 7 and snapshot.tokens.output_rows == 0
-        assert near(sum(c.seconds for c in snapshot.calls), (nested["call"][1] - nested["call"][0]) / 1e9)
+        assert sum(c.seconds for c in snapshot.calls) in call_span(nested)
         alone = watch.run("fn=encode pos=0-4 out=0-4")
         snapshot = watch.snapshot()
         assert calls(snapshot) == {0: 2} and snapshot.tokens.encode == 12

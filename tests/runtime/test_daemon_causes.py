@@ -185,6 +185,8 @@ def test_page_faults(daemon: Daemon, program: Path) -> None:
 
 def test_threads_and_targets_that_end_leave_nothing(daemon: Daemon, program: Path) -> None:
     """C21: threads that come and go with every graph, a forked child, a target that ends or is killed."""
+    with known(daemon, program):
+        pass  # what its file has for the next process, and the programs on all, are there from now on
     wait_for(lambda: not daemon.own(NAME), "earlier ones to go")
     none, one = {"sched_threads": 0, "fault_counts": 0}, {"sched_threads": 1, "fault_counts": 1}
     agree(daemon, none)
@@ -383,8 +385,11 @@ def test_a_level_that_comes_back(tmp_path: Path, program: Path) -> None:
 
         go_on(3000, "level shed")
         go_on(20, "level back")
-        (line,) = [line for line in daemon.log().splitlines() if "level back" in line]
-        assert " info level back " in line and "recovered" in line and "level=" in line
+        lines = [line for line in daemon.log().splitlines() if "level back" in line]
+        # The second level, if slow tokens have shed both, may have come back by now.
+        assert 1 <= len(lines) <= daemon.log().count("level shed"), lines
+        for line in lines:
+            assert " info level back " in line and "recovered" in line and "level=" in line
 
 
 def test_a_graph_that_is_not_seen_to_end(program: Path) -> None:

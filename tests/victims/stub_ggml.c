@@ -113,7 +113,7 @@ struct order {
 
 /* One run at a time is logged; only the thread that runs it writes here. */
 struct record {
-	uint64_t begin, end;
+	uint64_t begin, entered, end;
 	int node, fused;
 };
 
@@ -394,11 +394,13 @@ static void wait_us(int us)
 }
 
 static __thread int working;	/* this thread only helps */
+static uint64_t entered;	/* when the last kernel's function was running */
 
 static void kernel(void)
 {
 	if (working)
 		return;
+	entered = now();
 	if (order.end != END_RETURN && said.n_records == order.at) {
 		said.ended = 1;
 		if (order.end == END_JUMP)
@@ -487,6 +489,7 @@ static void compute(struct cgraph *g)
 		if (!working && !strncmp(t->name, SLOW, strlen(SLOW)))
 			wait_us(SLOW_US);
 #endif
+		r.entered = entered;
 		r.end = now();
 		if (!working)
 			said.records[said.n_records++] = r;
@@ -682,6 +685,9 @@ static void answer(int times)
 		       GGML_OP_NAME[graph->nodes[r->node]->op], (unsigned long long)r->begin,
 		       (unsigned long long)r->end);
 	}
+	printf("], \"entered\": [");
+	for (int i = 0; i < said.n_records; i++)
+		printf("%s%llu", i ? ", " : "", (unsigned long long)said.records[i].entered);
 	printf("], \"ops\": [");
 	for (int i = 0; graph && i < graph->n_nodes; i++)
 		printf("%s\"%s\"", i ? ", " : "",
