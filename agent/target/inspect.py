@@ -27,7 +27,16 @@ from .child import Child
 from .conclusion import Found, conclude
 from .engine_file import CALL, TABLE, FileFacts
 from .facts import FileFailure, FileInfo, HookRefusal, HookSite, TargetInfo
-from .process import MappedFile, Process, alive, executable_files, model_files, open_process
+from .process import (
+    FileId,
+    MappedFile,
+    Process,
+    alive,
+    executable_files,
+    executable_ids,
+    model_files,
+    open_process,
+)
 
 if TYPE_CHECKING:
     from .factscache import FactsCache
@@ -114,6 +123,7 @@ def _look(
                 descriptors[number] = open_mapped(mapped[number])
             except OSError as error:
                 unreadable[number] = error.strerror or "cannot be opened"
+        gone = _gone(process.pid, mapped, unreadable)
         models = tuple(model_files(process.pid))
         asked = {n: Asked(mapped[n].path, root, fd) for n, fd in descriptors.items()}
         if cache is not None:
@@ -126,12 +136,26 @@ def _look(
             raise TargetEnded(f"process {process.pid} ended while it was looked at")
         info = conclude(process, mapped, descriptors, catalogue, found, models)
         info.catalogue = catalogue
+        info.seen -= gone
         kept = {file.fd for one in (info, *info.others) for file in one.files}
         return info
     finally:
         for fd in descriptors.values():
             if fd not in kept:
                 os.close(fd)
+
+
+def _gone(pid: int, mapped: Sequence[MappedFile], unreadable: dict[int, str]) -> frozenset[FileId]:
+    """Files that were unmapped since they were listed, as a driver is that was only tried: what is not
+    there is no failure. They are taken out of ``unreadable``."""
+    if not unreadable:
+        return frozenset()
+    there = executable_ids(pid)
+    gone = {n: (mapped[n].dev, mapped[n].inode) for n in unreadable}
+    gone = {n: file_id for n, file_id in gone.items() if file_id not in there}
+    for number in gone:
+        del unreadable[number]
+    return frozenset(gone.values())
 
 
 def _look_into_tables(

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,13 @@ from profinferd.agent.target.catalogue import load_catalogue
 from profinferd.agent.target.child import Child
 from profinferd.agent.target.facts import FileInfo, HookSite, TargetInfo
 from profinferd.agent.target.inspect import inspect_target, start_child
-from profinferd.agent.target.process import engine_files_changed, executable_ids, open_process
+from profinferd.agent.target.process import (
+    MappedFile,
+    engine_files_changed,
+    executable_files,
+    executable_ids,
+    open_process,
+)
 
 from .perf_uprobe import PerfUprobe
 from .stub_engine import EVERYTHING, Stub, copy, library, program, quick
@@ -115,6 +122,30 @@ def test_broken_file_hides_nothing(tmp_path: Path) -> None:
             assert events(info) == ALL_EVENTS
             assert {f.path for f in info.failures} == {str(junk), str(text)}
             assert any("libjunk.so was not looked into" in note for note in info.notes)
+
+
+def test_what_was_unmapped_meanwhile_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that a process only tries is gone between the list of its files and a look at them; if
+    it comes again, it is new. What is still there and cannot be opened is told."""
+
+    def listed(pid: int) -> list[MappedFile]:
+        files = executable_files(pid)
+        nowhere = f"/proc/{pid}/map_files/1000-2000"
+        assert len(files) > 1
+        return [
+            replace(files[0], path="/lib/driver.so", dev="00:01", inode=1, open_path=nowhere),
+            *(f if "llama" in f.path else replace(f, open_path=nowhere) for f in files),
+        ]
+
+    monkeypatch.setattr(inspect_module, "executable_files", listed)
+    with Stub(program("-ldl")) as stub:
+        stub.load(library(*EVERYTHING, name="libllama.so"))
+        with inspect_target(stub.pid) as info:
+            assert events(info) == ALL_EVENTS
+        told = {failure.path for failure in info.failures}
+        assert told and told == {f.path for f in executable_files(stub.pid) if "llama" not in f.path}
+        assert "driver" not in " ".join(info.notes)
+        assert ("00:01", 1) not in info.seen and info.seen == executable_ids(stub.pid)
 
 
 def test_ggml_only_under_another_name() -> None:
