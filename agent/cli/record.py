@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ..attach import Attachment
     from ..recording.child import StartedProgram
     from ..recording.facts import Facts
-    from ..recording.keepers import Keeper
+    from ..recording.keepers import FlightKeeper, Keeper
     from ..recording.triggers import Triggers
     from ..recording.writer import RecordingWriter
 
@@ -198,10 +198,19 @@ class _Run:
         self.options = options
         self.owner = invoking_user()
         self.program: StartedProgram | None = None
+        self.flight: FlightKeeper | None = None
+        self.asked_early = False
 
     def say(self, text: str) -> None:
         if not self.options.quiet:
             say(text)
+
+    def ask(self, *_: object) -> None:
+        """SIGUSR1. It may come before there is anything to write; unheard it would end us."""
+        if self.flight is None:
+            self.asked_early = True
+        else:
+            self.flight.ask()
 
     def run(self) -> None:
         """Everything; returns when done, else raises what main() catches."""
@@ -218,6 +227,7 @@ class _Run:
                 writer = RecordingWriter(self.options.output, self.owner)
                 stack.callback(writer.close)
             else:
+                stack.callback(signal.signal, signal.SIGUSR1, signal.signal(signal.SIGUSR1, self.ask))
                 # Its window would be gone with a failure at the first trigger.
                 check_place(self.options.output, self.owner, force=self.options.force)
             with ExitStack() as undo:
@@ -226,7 +236,7 @@ class _Run:
                 try:
                     # Once it is attached, a Ctrl-C ends the recording and does not throw it away.
                     watched = self.attach(stack, stop)
-                    keeper = self.keeper(writer, watched, stack)
+                    keeper = self.keeper(writer, watched)
                 except KeyboardInterrupt:
                     raise Interrupted from None
                 undo.pop_all()
@@ -282,20 +292,20 @@ class _Run:
                 refused = error  # only its name was in there; the engine may still come
                 program.go()
 
-    def keeper(self, writer: RecordingWriter | None, watched: Attachment, stack: ExitStack) -> Keeper:
+    def keeper(self, writer: RecordingWriter | None, watched: Attachment) -> Keeper:
         """Who keeps the records."""
         from ..recording.keepers import FileKeeper, FlightKeeper
 
         options = self.options
         if writer is not None:
             return FileKeeper(writer, watched, self.facts(watched), options.max_size)
-        flight = FlightKeeper(
+        self.flight = FlightKeeper(
             options.output, self.owner, watched, lambda: self.facts(watched), options.last or 0.0,
             options.max_size or DEFAULT_WINDOW_BYTES, options.triggers, force=options.force, say=self.say,
         )  # fmt: skip
-        before = signal.signal(signal.SIGUSR1, flight.ask)
-        stack.callback(signal.signal, signal.SIGUSR1, before)
-        return flight
+        if self.asked_early:
+            self.flight.ask()
+        return self.flight
 
     def facts(self, watched: Attachment) -> Facts:
         """What is known at the beginning."""

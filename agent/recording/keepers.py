@@ -141,6 +141,13 @@ class FlightKeeper:
 
     def look(self) -> str:
         """See :class:`Keeper`."""
+        if self._asked:
+            # What was done until the signal belongs to it, and may have come since the last drain.
+            self._watched.poll(0.0)
+        self._look()
+        return ""
+
+    def _look(self) -> None:
         now_ns = time.monotonic_ns()
         self._flight.look(self._watched.losses(), now_ns)
         if now_ns - self._looked_ns >= _step(self._seconds) * 1e9:
@@ -148,7 +155,6 @@ class FlightKeeper:
         reason = self._triggered(now_ns)
         if reason and len(self.written) < MAX_FLIGHTS:
             self._write(reason, now_ns)
-        return ""
 
     def progress(self, seconds: float) -> str:
         """See :class:`Keeper`."""
@@ -157,7 +163,7 @@ class FlightKeeper:
     def end(self, child: Child | None, ended_ns: int, *, failed: bool) -> None:
         """See :class:`Keeper`. A trigger that came at last is not forgotten."""
         if self._asked and not failed:
-            self.look()
+            self._look()
 
     def last_words(self, why: str) -> str:
         """See :class:`Keeper`."""

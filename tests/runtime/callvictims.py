@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -21,9 +21,12 @@ from profinferd.agent.recording.reader import Recording
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def recorded(program: Path, path: Path, lines: Sequence[str], *, once_attached: bool = False) -> Snapshot:
+def recorded(
+    program: Path, path: Path, talk: Callable[[Callable[[str], str]], None], *, once_attached: bool = False
+) -> Snapshot:
     """``profinferd record`` of ``program`` from its start into ``path``: what the recording says in the
-    end. The program is told ``lines`` as soon as it is ready, or ``once_attached``."""
+    end. As soon as the program is ready, or ``once_attached``, ``talk`` is given the function that tells
+    it a line and returns its answer."""
     command = [sys.executable, "-m", "profinferd.agent", "record", "-o", str(path), "--ops", "off"]
     recorder = subprocess.Popen(
         [*command, "--", str(program)],
@@ -34,10 +37,16 @@ def recorded(program: Path, path: Path, lines: Sequence[str], *, once_attached: 
         assert recorder.stdout.readline() == "ready\n"
         if once_attached:
             assert any("attached to process" in line for line in recorder.stderr)
-        for line in lines:
-            recorder.stdin.write(line + "\n")
-            recorder.stdin.flush()
-            assert recorder.stdout.readline(), "it ended"
+        asked, answers = recorder.stdin, recorder.stdout
+
+        def tell(line: str) -> str:
+            asked.write(line + "\n")
+            asked.flush()
+            answer = answers.readline()
+            assert answer, "it ended"
+            return answer.strip()
+
+        talk(tell)
         recorder.stdin.close()
         recorder.stdin = None
         _, err = recorder.communicate(timeout=120)

@@ -77,6 +77,6 @@ def test_the_daemon_loads_programs_for_them_when_there_is_something_to_see(tmp_p
                 for _ in range(3):
                     victim.tell("1")
                 found = daemon.wait_for(victim.pid, lambda t: bool((t["report"] or {}).get("engine_calls")))
-                assert found["report"]["engine_calls"][0]["call"] == "compute"
+                assert "compute" in {one["call"] for one in found["report"]["engine_calls"]}
                 more = daemon.programs() - loaded
             assert loaded and more, "loaded only now"

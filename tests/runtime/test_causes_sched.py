@@ -40,9 +40,10 @@ def test_causes_of_waits(order: str, cause: Cause | None, least: float) -> None:
 
 def causes_of_waits(order: str, cause: Cause | None, least: float) -> None:
     with Waits() as victim, watching(victim.pid, faults=False) as watch:
+        at0 = time.monotonic()  # the wait that it is in at the first look began after this
         victim.do("spin 1")  # it is known from now on
         watch.settle(victim)
-        before, run0, at0 = watch.seconds(victim.pid), victim.schedstat(), time.monotonic()
+        before, run0 = watch.seconds(victim.pid), victim.schedstat()
         kernel0 = int(watch.row(victim.pid)["run_ns"].sum())
         victim.do(order)
         watch.settle(victim)
@@ -53,18 +54,18 @@ def causes_of_waits(order: str, cause: Cause | None, least: float) -> None:
         # The scheduler's account leaves out what a hypervisor took of a core meanwhile.
         timed(ran == pytest.approx(run1[0] - run0[0], abs=0.001), (ran, run1[0] - run0[0]))
         ready = sum(spent[c] for c in Cause if c.ready)
-        assert ready == pytest.approx(run1[1] - run0[1], rel=0.1, abs=0.001)
+        timed(ready == pytest.approx(run1[1] - run0[1], rel=0.1, abs=0.001), (ready, run1[1] - run0[1]))
         if cause is None:
             assert ran >= 0.99 * least
         else:
             assert spent[cause] >= least
         others = [c for c in Cause if not c.ready and c not in (cause, Cause.OTHER)]
-        assert sum(spent[c] for c in others) < 0.05, spent
+        timed(sum(spent[c] for c in others) < 0.05, spent)
         # Between two looks while it sleeps, in which only its waiting for orders has not been added yet.
         whole = int(row["since"]) - int(row["begun"])
         parts = int(row["run_ns"].sum()) + int(row["wait_ns"].sum())
         assert parts == pytest.approx(whole, abs=1000)
-        assert at1 - at0 >= ran + sum(spent.values()) - 0.2
+        assert at1 - at0 >= ran + sum(spent.values())
 
 
 def test_each_switch_is_counted_once() -> None:
@@ -87,6 +88,10 @@ def test_each_switch_is_counted_once() -> None:
 def test_a_switch_that_was_not_traced() -> None:
     """Seen on this project's own machine: the kernel switches to a thread and says nothing. Its entry
     is put back to what it was before that; what it ran and waited is right all the same."""
+    in_one_of(ATTEMPTS, not_traced)
+
+
+def not_traced() -> None:
     with Waits() as victim, watching(victim.pid, faults=False) as watch:
         victim.do("spin 1")
         watch.graph_runs(victim.pid)
@@ -98,6 +103,7 @@ def test_a_switch_that_was_not_traced() -> None:
             asleep = sched.threads([victim.pid]).copy()
             run, ready = victim.schedstat()
             before, missed = watch.seconds(victim.pid), sched.stats()["missed"]
+            left = victim.switches()
             victim.start("spin 100")
             until = time.monotonic() + 1
             while (now := watch.row(victim.pid))["state"] != 0 and time.monotonic() < until:
@@ -108,17 +114,21 @@ def test_a_switch_that_was_not_traced() -> None:
         else:
             pytest.fail("it was never seen on the core that it was woken on")
         assert asleep["state"][0] == 1 and asleep["exec_ns"][0] > 0
+        on_its_core = victim.switches()
         asleep["woken"], asleep["clock_woken"] = now["woken"], now["clock_woken"]
         sched.map("sched_threads").update(victim.pid.to_bytes(4, "little"), asleep.tobytes())
+        # Where we were held up between the look and this, it may be done and asleep by now.
+        timed(victim.switches() == on_its_core == left, "it had left its core")
         victim.finish()
         watch.settle(victim)
         after, row = watch.seconds(victim.pid), watch.row(victim.pid)
         spent = (int(row["run_ns"].sum()) - int(asleep["run_ns"][0].sum())) / 1e9
         truth = victim.schedstat()
-        assert spent == pytest.approx(truth[0] - run, rel=0.02, abs=0.001) and spent > 0.099
+        assert sched.stats()["missed"] > missed and spent > 0.099
+        # The scheduler's account leaves out what a hypervisor took of a core meanwhile.
+        timed(spent == pytest.approx(truth[0] - run, rel=0.02, abs=0.001), (spent, truth[0] - run))
         waited = sum(after[c] - before[c] for c in Cause if c.ready)
-        assert waited == pytest.approx(truth[1] - ready, rel=0.1, abs=0.002)
-        assert sched.stats()["missed"] > missed
+        timed(waited == pytest.approx(truth[1] - ready, rel=0.1, abs=0.002), (waited, truth[1] - ready))
 
 
 def test_a_thief_on_the_same_core() -> None:
@@ -137,6 +147,7 @@ def a_thief() -> None:
         watching(victim.pid, faults=False) as watch,
     ):
         victim.do("spin 1")
+        watch.settle(victim)
         watch.graph_runs(victim.pid)
         before = victim.schedstat()
         ready0 = sum(watch.seconds(victim.pid)[c] for c in Cause if c.ready)
@@ -146,8 +157,9 @@ def a_thief() -> None:
         watch.settle(victim)
         truth = victim.schedstat()[1] - before[1]
         found = watch.seconds(victim.pid)
-        assert sum(found[c] for c in Cause if c.ready) - ready0 == pytest.approx(truth, rel=0.1)
         timed(truth > 0.1, truth)
+        ready = sum(found[c] for c in Cause if c.ready) - ready0
+        timed(ready == pytest.approx(truth, rel=0.1), (ready, truth))
         row = watch.row(victim.pid)
         assert row["compute"] == 1 and int(row["work_wait_ns"][Cause.PREEMPTED]) > 0
         spans = watch.causes.drain()["sched_spans"]
@@ -177,6 +189,10 @@ def test_giving_way() -> None:
 
 
 def test_a_cpu_quota_is_not_a_preemption() -> None:
+    in_one_of(ATTEMPTS, a_quota)
+
+
+def a_quota() -> None:
     with ExitStack() as stack:
         group = stack.enter_context(quota_group(0.2))
         victim = stack.enter_context(Waits())
@@ -192,9 +208,11 @@ def test_a_cpu_quota_is_not_a_preemption() -> None:
         assert then.throttled_seconds is not None and now.throttled_seconds is not None
         truth = now.throttled_seconds - then.throttled_seconds
         found = after[Cause.THROTTLED] - before[Cause.THROTTLED]
-        assert truth > 0.2
+        # Where others have its core it may never come to its quota.
+        timed(truth > 0.2, truth)
         # Ours lasts until it runs again: on a busy machine it may wait for a core after that.
-        assert 0.75 * truth <= found <= 1.25 * truth + victim.schedstat()[1] - ready
+        most = 1.25 * truth + victim.schedstat()[1] - ready
+        timed(0.75 * truth <= found <= most, (truth, found, most))
 
 
 def test_threads_that_come_and_go() -> None:
@@ -251,6 +269,10 @@ def test_processes_that_nobody_watches_any_more() -> None:
 
 def test_a_child_is_not_the_target() -> None:
     """It forks while it is watched: what the child runs and faults is in no figure, nor is it recorded."""
+    in_one_of(ATTEMPTS, a_child)
+
+
+def a_child() -> None:
     with Waits() as victim, watching(victim.pid) as watch:
         victim.do("spin 1")
         watch.graph_runs(victim.pid)
@@ -261,13 +283,15 @@ def test_a_child_is_not_the_target() -> None:
         (child,) = victim.do("fork 60")
         watch.settle(victim)
         ours = (int(watch.row(victim.pid)["run_ns"].sum()) - ran) / 1e9
-        assert ours == pytest.approx(victim.schedstat()[0] - truth, abs=0.001) and ours < 0.06
+        its = victim.schedstat()[0] - truth
         assert watch.causes.sched is not None and watch.causes.faults is not None
         assert set(watch.causes.sched.threads()["tgid"].tolist()) == {victim.pid}
         records = watch.causes.drain()
         assert all(child not in some["tgid"].tolist() for some in records.values())
         assert len(records["page_faults"]) == victim.faults()[0] - minor
         assert watch.causes.faults.counts(child) is None
+        # The scheduler's account leaves out what a hypervisor took of a core meanwhile.
+        timed(ours == pytest.approx(its, abs=0.001) and ours < 0.06, (ours, its))
 
 
 def test_exec_while_watched() -> None:
@@ -285,6 +309,10 @@ def test_exec_while_watched() -> None:
 def test_what_waits_for_a_disk(tmp_path: Path) -> None:
     """Pages of a mapping and reads by system call are told apart. Sums against each other only:
     how long a disk takes is not known to anybody else."""
+    in_one_of(ATTEMPTS, lambda: a_disk(tmp_path))
+
+
+def a_disk(tmp_path: Path) -> None:
     path = tmp_path / "data"
     path.write_bytes(os.urandom(8 << 20))
     os.sync()
@@ -302,5 +330,6 @@ def test_what_waits_for_a_disk(tmp_path: Path) -> None:
         watch.settle(victim)
         read = watch.seconds(victim.pid)
         assert touched[Cause.FAULT] > first[Cause.FAULT]
-        assert touched[Cause.IO] == pytest.approx(first[Cause.IO], abs=0.02)
-        assert read[Cause.FAULT] == pytest.approx(touched[Cause.FAULT], abs=0.02)
+        # Opening the file and dropping its pages may wait, too, where others use the disk.
+        waited = touched[Cause.IO] - first[Cause.IO], read[Cause.FAULT] - touched[Cause.FAULT]
+        timed(max(waited) <= 0.02, waited)

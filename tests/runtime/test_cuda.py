@@ -6,7 +6,7 @@ Cases C45 (functions taken by address, runtime over driver), C46 (graphs).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -209,5 +209,10 @@ def test_a_graph_that_is_updated_in_place(victim: Told) -> None:
 def test_a_program_that_only_uses_cuda_is_recorded_from_soon_after_its_start(tmp_path: Path) -> None:
     """What engines compute with is watched by itself when none of them has come for two seconds."""
     path = tmp_path / "started.pfi"
-    seen = recorded(cuda_stand_in.program(), path, ("names", "driver 40"), once_attached=True)
+
+    def talk(tell: Callable[[str], str]) -> None:
+        tell("names")
+        tell("driver 40")
+
+    seen = recorded(cuda_stand_in.program(), path, talk, once_attached=True)
     assert only(seen, "launch_kernel", kernel="matmul_f16").count == 40

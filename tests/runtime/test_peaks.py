@@ -17,8 +17,9 @@ from .cases import ahead
 
 SOURCE = Path(__file__).parents[1] / "victims" / "stream.c"
 NEAR = 0.15
-ROUNDS = 8
-"""Both are the best of what they saw; on a busy machine that takes some rounds."""
+ROUNDS = 60
+"""Both are the best of what they saw, or of the same second: memory is everybody's on a busy machine, and
+nobody can be put first there. Mostly the first round will do."""
 
 
 @pytest.fixture(scope="module")
@@ -45,18 +46,18 @@ def first() -> Iterator[None]:
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_triad_is_that_of_a_c_program(stream: Path, threads: int) -> None:
     size = peaks.memory_size(peaks.cache_bytes(), None)[0] // 3 // (1 << 16) * (1 << 16)
-    ours = theirs = 0.0
+    ours = theirs = read = 0.0
     for _ in range(ROUNDS):
         command = [str(stream), str(size), str(threads), "12"]
         done = subprocess.run(command, check=True, timeout=300, capture_output=True, text=True)
-        theirs = max(theirs, float(done.stdout))
         (peak,) = peaks.measure_peaks([threads]).by_threads
-        assert peak.triad_bytes_per_second is not None
-        ours = max(ours, peak.triad_bytes_per_second)
-        if abs(ours / theirs - 1) <= NEAR:
-            break
-    assert ours == pytest.approx(theirs, rel=NEAR)
-    # The same memory: reading alone is not slower than by what the triad moves, nor faster
-    # than its four accesses (the written line is read first).
-    assert peak.read_bytes_per_second is not None
-    assert 0.5 * ours < peak.read_bytes_per_second < 4 / 3 * 1.5 * ours
+        assert peak.triad_bytes_per_second is not None and peak.read_bytes_per_second is not None
+        pair = peak.triad_bytes_per_second, float(done.stdout)
+        ours, theirs = max(ours, pair[0]), max(theirs, pair[1])
+        read = max(read, peak.read_bytes_per_second)
+        same = any(abs(a / b - 1) <= NEAR for a, b in (pair, (ours, theirs)))
+        # The same memory: reading alone is not slower than by what the triad moves, nor faster
+        # than its four accesses (the written line is read first).
+        if same and 0.5 * ours < read < 4 / 3 * 1.5 * ours:
+            return
+    pytest.fail(f"triad {ours:.3g}, that of the C program {theirs:.3g}, reading {read:.3g} bytes per second")

@@ -6,17 +6,25 @@ Truth is what the plugin does by construction and the client's own clock. Cases 
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from profinferd.agent.errors import UsageError
 from profinferd.agent.model.calldata import ProgramTotal
 from profinferd.agent.model.snapshot import Snapshot
+from profinferd.agent.recording.reader import Recording
 from tests.runtime.callvictims import Told, only, recorded, watch
-from tests.runtime.cases import ahead
+from tests.runtime.cases import DEADLINE, ahead
+from tests.tries import in_one_of, timed
 from tests.victims.build import build
 
 OLD, NEW, FUTURE = 100, 140, 180
+MORE = 5
+ATTEMPTS = 3
+"""Of what only times tell, where others may take the core meanwhile."""
 
 
 def plugin(functions: int) -> Path:
@@ -96,10 +104,33 @@ def test_a_plugin_whose_functions_nobody_has_asked_for() -> None:
 def test_a_program_that_is_recorded_from_its_start(tmp_path: Path) -> None:
     """It is stopped when its plugin was mapped, until what is there is probed."""
     path = tmp_path / "started.pfi"
-    seen = recorded(client(), path, (f"load {plugin(NEW)}", *["run 1"] * 40))
+    runs = 0
+
+    def talk(tell: Callable[[str], str]) -> None:
+        """Until some of it is in the file, and a little more."""
+        nonlocal runs
+        tell(f"load {plugin(NEW)}")
+        until = time.monotonic() + DEADLINE
+        while not executions(path):
+            tell("run 1")
+            runs += 1
+            assert time.monotonic() < until, f"nothing of {runs} runs was recorded"
+        for _ in range(MORE):
+            tell("run 1")
+
+    seen = recorded(client(), path, talk)
     # Whether it had asked for the functions already when it was stopped is a matter of microseconds:
     # then nothing is missing, else what it did until they were probed.
-    assert 10 <= program(seen, "waits").executions <= 40
+    assert 1 + MORE <= program(seen, "waits").executions <= runs + MORE
+
+
+def executions(path: Path) -> int:
+    """Of all programs that are in a recording so far."""
+    try:
+        with Recording.open(str(path)) as recording:
+            return sum(one.executions for one in recording.trace.snapshot.programs)
+    except UsageError:  # nothing was flushed yet
+        return 0
 
 
 def test_a_plugin_that_is_loaded_later() -> None:
@@ -160,6 +191,10 @@ def test_completion_that_the_process_is_told_of_by_a_callback() -> None:
 
 def test_the_first_run_is_told_from_the_others() -> None:
     """The plugin takes 15 ms more for a program's first run, before it returns."""
+    in_one_of(ATTEMPTS, first_run)
+
+
+def first_run() -> None:
     with Told([client()]) as victim:
         victim.tell(f"load {plugin(NEW)}")
         with watch(victim.pid) as watched:
@@ -168,7 +203,9 @@ def test_the_first_run_is_told_from_the_others() -> None:
     one = program(seen, "waits")
     assert (one.executions, one.completions, one.cold) == (5, 5, 1)
     assert one.cold_dispatch_seconds is not None and one.cold_dispatch_seconds >= 0.015
-    assert one.dispatch_seconds is not None and one.dispatch_seconds - one.cold_dispatch_seconds < 0.015
+    assert one.dispatch_seconds is not None
+    warm = one.dispatch_seconds - one.cold_dispatch_seconds
+    timed(warm < 0.015, warm)
     assert one.cold_completion_seconds is not None and one.cold_completion_seconds >= 0.055
     runs = {c.labels["run"]: c.count for c in seen.engine_calls if c.call == "execute"}
     assert runs == {"cold": 1, "warm": 4}
@@ -177,14 +214,18 @@ def test_the_first_run_is_told_from_the_others() -> None:
 
 def test_two_programs_that_alternate_look_like_serving() -> None:
     """A guess, and said to be one: a long run, then five short ones, again and again."""
+    in_one_of(ATTEMPTS, alternating)
+
+
+def alternating() -> None:
     with Told([client()]) as victim:
         victim.tell(f"load {plugin(NEW)}")
         with watch(victim.pid) as watched:
             victim.tell("serve 4")
             seen = watched.snapshot()
-    assert {p.name: (p.executions, p.phase_guess) for p in seen.programs} == {
-        "slow": (4, "prefill"), "quick": (20, "decode"),
-    }  # fmt: skip
+    assert {p.name: p.executions for p in seen.programs} == {"slow": 4, "quick": 20}
+    guesses = {p.name: p.phase_guess for p in seen.programs}
+    timed(guesses == {"slow": "prefill", "quick": "decode"}, seen.programs)
     assert any("a guess" in note for note in seen.notes)
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -29,6 +30,7 @@ from profinferd.agent.recording.reader import Recording
 from profinferd.agent.recording.recorder import Recorder
 from profinferd.agent.recording.writer import RecordingWriter
 
+from ..tries import in_one_of, timed
 from .cases import Engine, Reply, engine
 
 LIMIT = 300.0
@@ -41,9 +43,14 @@ else between the two: in most cases it did not."""
 class Record:
     """A running ``profinferd record``; ``lines`` is what it said."""
 
-    def __init__(self, *options: str, environment: dict[str, str] | None = None, stdin: Any = None) -> None:
+    def __init__(
+        self, *options: str, environment: dict[str, str] | None = None, stdin: Any = None,
+        script: str | None = None,
+    ) -> None:  # fmt: skip
+        """``script``: Python that runs the command in its own way."""
+        command = COMMAND if script is None else (sys.executable, "-c", script)
         self.process = subprocess.Popen(
-            [*COMMAND, *options], stderr=subprocess.PIPE, stdout=subprocess.PIPE, stdin=stdin,
+            [*command, *options], stderr=subprocess.PIPE, stdout=subprocess.PIPE, stdin=stdin,
             env={**os.environ, **(environment or {})},
         )  # fmt: skip
         self.said = ""
@@ -381,16 +388,25 @@ def test_flight_recordings_of_yesterday_keep_their_names(tmp_path: Path) -> None
         assert first.stat().st_size > 1000 and set(tmp_path.iterdir()) == {first, second, third}
 
 
-def test_limits_of_time_and_size(tmp_path: Path) -> None:
+def test_a_limit_of_time(tmp_path: Path) -> None:
+    in_one_of(3, lambda: a_limit_of_time(tmp_path))
+
+
+def a_limit_of_time(tmp_path: Path) -> None:
     with Engine(engine()) as stub:
-        path = tmp_path / "time.pfi"
+        path = Path(tempfile.mkdtemp(dir=tmp_path)) / "time.pfi"
         with Record("--pid", str(stub.pid), "-o", str(path), "-d", "3") as record:
             record.wait_for("attached")
-            stub.order("run pos=0-9 out=9 us=50")
-            assert record.end(None) == 0
+            call = stub.order("run pos=0-9 out=9 us=50")["call"]
+            timed(record.end(None) == 0, record.said)  # 5: nothing was done in those seconds
         with opened(path) as trace:
             assert trace.facts.end_ns - trace.facts.begin_ns >= 3e9
+            timed(call[1] < trace.facts.begin_ns + 3e9, "the call came too late")
             assert trace.counts.calls == 1
+
+
+def test_a_limit_of_size(tmp_path: Path) -> None:
+    with Engine(engine()) as stub:
         path = tmp_path / "size.pfi"
         with Record("--pid", str(stub.pid), "-o", str(path), "--max-size", "256K") as record:
             record.wait_for("attached")
@@ -438,6 +454,7 @@ def test_the_file_is_the_invoking_users_who_reads_it_without_root(open_to_all: P
 
 
 def test_the_flight_recorder_writes_the_last_seconds_on_a_signal(tmp_path: Path) -> None:
+    """All that was done before the signal, and nothing that is older than the window."""
     path = tmp_path / "last.pfi"
     with (
         Engine(engine()) as stub,
@@ -447,37 +464,69 @@ def test_the_flight_recorder_writes_the_last_seconds_on_a_signal(tmp_path: Path)
         stub.order("run pos=0-9 out=9 us=50")
         stub.order("run pos=10 out=0 us=50 times=5")
         time.sleep(6)  # so that these are too old for the window; nothing is awaited
-        late = stub.order("run pos=15 out=0 us=50 times=3")
-        stub.order("run pos=18 out=0 us=50")
-        time.sleep(0.6)  # the next drain at the latest
+        late = [stub.order(f"run pos={position} out=0 us=50") for position in range(15, 19)]
         record.process.send_signal(signal.SIGUSR1)
         record.wait_for("wrote the last 5 s")
         again = stub.order("run pos=19 out=0 us=50")
-        time.sleep(0.6)
         record.process.send_signal(signal.SIGUSR1)
         record.wait_for("last-2.pfi")
         assert record.end() == 0
     with opened(path) as trace:
+        # On a machine that stood still meanwhile, some of these are too old as well.
+        inside = [15 + i for i, one in enumerate(late) if one["call"][0] >= trace.facts.begin_ns]
         # The graphs were described seconds before, and are known all the same.
-        assert trace.calls["position"].tolist() == [15, 16, 17, 18]
-        assert len(trace.ops) == 4 * len(kernels(late))
-        assert trace.snapshot.tokens.decode == 4
+        assert trace.calls["position"].tolist() == inside
+        assert len(trace.ops) == sum(len(kernels(one)) for one in late[4 - len(inside) :])
+        assert trace.snapshot.tokens.decode == len(inside)
         assert trace.snapshot.tokens.prefill == 0
         assert trace.snapshot.window_seconds == pytest.approx(5.0, rel=0.001)
         assert any("a signal" in note for note in trace.facts.notes)
         check_agrees(trace)
     with opened(tmp_path / "last-2.pfi") as trace:
-        assert trace.calls["position"].tolist() == [19]
-        assert len(trace.ops) == len(kernels(again))
+        seen = again["call"][0] >= trace.facts.begin_ns
+        assert trace.calls["position"].tolist() == [19] * seen
+        assert len(trace.ops) == len(kernels(again)) * seen
+
+
+EARLY = """
+import importlib, os, signal, sys
+module = importlib.import_module("profinferd.agent.cli.record")
+attach = module._Run.attach_to
+def signalled(run, pid):
+    watched = attach(run, pid)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    return watched
+module._Run.attach_to = signalled
+sys.exit(importlib.import_module("profinferd.agent.cli").main(["record", *sys.argv[1:]]))
+"""
+"""The command, to which the signal comes as soon as it has said that it is attached."""
+
+
+def test_a_signal_that_comes_at_once_is_heard(tmp_path: Path) -> None:
+    """It asks for a file, also before there is anybody to write one; it does not end the recorder."""
+    path = tmp_path / "early.pfi"
+    with (
+        Engine(engine()) as stub,
+        Record("--pid", str(stub.pid), "-o", str(path), "--last", "5", script=EARLY) as record,
+    ):
+        record.wait_for("wrote the last 5 s")
+        assert record.end() in (0, 130)
+    with opened(path) as trace:
+        assert trace.counts.calls == 0 and trace.facts.finished
 
 
 def test_the_flight_recorder_writes_when_tokens_are_slow(tmp_path: Path) -> None:
-    path = tmp_path / "slow.pfi"
+    in_one_of(3, lambda: slow_tokens(Path(tempfile.mkdtemp(dir=tmp_path)) / "slow.pfi"))
+
+
+def slow_tokens(path: Path) -> None:
     options = ("--last", "20", "--trigger", "p99>300ms")  # a busy machine may hold a token for some 100 ms
     with Engine(engine()) as stub, Record("--pid", str(stub.pid), "-o", str(path), *options) as record:
         record.wait_for("attached")
-        stub.order("run pos=0-9 out=9 us=50")
-        stub.order("run pos=10 out=0 us=50 times=30")
+        ends = [stub.order("run pos=0-9 out=9 us=50")["call"][1]]
+        ends += [stub.order(f"run pos={position} out=0 us=50")["call"][1] for position in range(10, 40)]
+        slowest = max(b - a for a, b in itertools.pairwise(ends)) / 1e9
+        timed(slowest < 0.3, slowest)  # by the stub's clock
         assert not path.exists()
         stub.order("run pos=40 out=0 us=20000 times=2")  # 29 kernels of 20 ms each
         record.wait_for("p99 between tokens")

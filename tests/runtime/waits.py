@@ -33,6 +33,7 @@ class Waits:
             [*command, str(build("waits.c"))], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
         )
         assert self._line() == "ready"
+        self.settle()  # it has said so, and has something left to do until it waits for orders
 
     @property
     def pid(self) -> int:
