@@ -224,7 +224,7 @@ class _Run:
             if self.options.last is None:
                 make_room(self.options.output, force=self.options.force)
                 # Made first: a mistake shows before an hour of watching.
-                writer = RecordingWriter(self.options.output, self.owner)
+                writer = RecordingWriter(self.options.output, self.owner, self.options.max_size)
                 stack.callback(writer.close)
             else:
                 stack.callback(signal.signal, signal.SIGUSR1, signal.signal(signal.SIGUSR1, self.ask))

@@ -74,7 +74,7 @@ class FileKeeper:
         """See :class:`Keeper`."""
         self._recorder.look(self._watched, time.monotonic_ns())
         full = self._max_size is not None and self._writer.next_bytes() > self._max_size
-        return "size" if full else ""
+        return "size" if full or self._recorder.full else ""
 
     def progress(self, seconds: float) -> str:
         """See :class:`Keeper`."""

@@ -17,7 +17,7 @@ from ..model.session import Session
 from ..model.snapshot import Snapshot
 from ..model.trace import Child, Clock, GraphInfo
 from .facts import Facts, Names
-from .writer import RecordingWriter
+from .writer import NoRoom, RecordingWriter
 
 FIRST_FLUSH_S, LAST_FLUSH_S = 2.0, 10.0
 GROWTH = 0.1
@@ -46,6 +46,9 @@ class Recorder:
         self.writer = writer
         self.facts = facts
         self.flushes = 0
+        self.full = False
+        """Whether what came at last found no room: the file ends with the flush before."""
+        self._flushed_facts = facts
         self._readable_s = 0.0
         self._first = (0.0, 0)
         self._collector: Collector | None = None
@@ -99,6 +102,9 @@ class Recorder:
 
     def flush(self, snapshot: Snapshot, now_ns: int, *, finished: bool = False) -> None:
         """Write what there is. Raises MachineError when it cannot be written."""
+        if self.full:
+            self._seal(finished=finished)
+            return
         # What the last drain found missing, too: no look comes after it.
         self._missing(snapshot.lost.by_kind, now_ns)
         collector = self._collector
@@ -129,10 +135,19 @@ class Recorder:
             )  # fmt: skip
         except MachineError as error:
             raise MachineError(f"{error.what}; {self.readable()}", error.remedy) from error
+        except NoRoom:
+            self.full = True
+            self._seal(finished=finished)
+            return
+        self._flushed_facts = self.facts
         if not self.flushes:
             self._first = (self._flushed, self.writer.flushed_bytes)
         self.flushes += 1
         self._readable_s = (now_ns - self.facts.begin_ns) / 1e9
+
+    def _seal(self, *, finished: bool) -> None:
+        """What is in the file is of the last flush, and so is what it says of itself."""
+        self.writer.seal(dataclasses.replace(self._flushed_facts, child=self.facts.child, finished=finished))
 
     def bytes_per_second(self) -> float:
         """By which the file grows, since the first flush; 0.0 before there are two."""

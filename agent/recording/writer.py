@@ -23,9 +23,15 @@ from .rows import nodes_of, routes_of, sums_of
 from .schema import APPLICATION_ID, TABLES, VERSION
 
 PAGE = 8192
+SEAL_PAGES = 2
+"""What is left for the last word."""
 _MAX_KEPT = 64
 _WAIT_S = 5.0
 T = TypeVar("T")
+
+
+class NoRoom(Exception):
+    """A flush would have made the file larger than it may be; the file is as it was."""
 
 
 class RecordingWriter:
@@ -33,11 +39,13 @@ class RecordingWriter:
 
     Every :meth:`flush` is one transaction; what was flushed stays readable whatever happens
     to us. Raises UsageError when the file cannot be made, MachineError when it cannot be
-    written to any more.
+    written to any more. ``max_bytes``: what the file may have after any flush but the first, without
+    which there would be nothing.
     """
 
-    def __init__(self, path: str, owner: tuple[int, int] | None = None) -> None:
+    def __init__(self, path: str, owner: tuple[int, int] | None = None, max_bytes: int | None = None) -> None:
         self.path = path
+        self._max_bytes = max_bytes
         self.flushed_bytes = 0
         self._growth = 0
         self._sums: dict[int, Table] = {}
@@ -83,7 +91,8 @@ class RecordingWriter:
         records: Mapping[str, Iterable[codec.Array]] | None = None,
         gaps: Iterable[tuple[int, int, int, str]] = (),
     ) -> None:
-        """Add what came since the last flush. ``graphs``: those that are new or changed."""
+        """Add what came since the last flush. ``graphs``: those that are new or changed. Raises NoRoom:
+        then only :meth:`seal` may follow."""
         try:
             with self._transaction():
                 for index, info in (graphs or {}).items():
@@ -97,10 +106,26 @@ class RecordingWriter:
                 self._db.executemany("INSERT INTO gaps (begin, end, count, kind) VALUES (?, ?, ?, ?)", gaps)
                 self._meta("facts", to_json(facts))
                 self._meta("snapshot", to_json(snapshot))
+                self._check_size()
         except sqlite3.Error as error:
             raise self._failed(error) from error
         size = os.stat(self.path).st_size
         self._growth, self.flushed_bytes = size - self.flushed_bytes, size
+
+    def _check_size(self) -> None:
+        if self._max_bytes is None or not self.flushed_bytes:
+            return
+        (pages,) = self._db.execute("PRAGMA page_count").fetchone()
+        if (pages + SEAL_PAGES) * PAGE > self._max_bytes:
+            raise NoRoom
+
+    def seal(self, facts: Facts) -> None:
+        """Say of what was flushed that nothing more comes."""
+        try:
+            with self._transaction():
+                self._meta("facts", to_json(facts))
+        except sqlite3.Error as error:
+            raise self._failed(error) from error
 
     def next_bytes(self) -> int:
         """What the file may have after the next flush, if that brings half as much again as the last."""

@@ -405,12 +405,22 @@ def a_limit_of_time(tmp_path: Path) -> None:
             assert trace.counts.calls == 1
 
 
-def test_a_limit_of_size(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stalled", [False, True])
+def test_a_limit_of_size(tmp_path: Path, stalled: bool) -> None:
+    """Also where a busy machine gives it no core for a while, and then more waits than there is room for."""
     with Engine(engine()) as stub:
         path = tmp_path / "size.pfi"
         with Record("--pid", str(stub.pid), "-o", str(path), "--max-size", "256K") as record:
             record.wait_for("attached")
             position = 10
+            if stalled:
+                stub.order("run pos=0-9 out=9 us=50")
+                until(lambda: _calls_or_none(path) == 1)
+                record.process.send_signal(signal.SIGSTOP)
+                for _ in range(12):
+                    stub.order(f"run pos={position} out=0 us=1 times=300")
+                    position += 300
+                record.process.send_signal(signal.SIGCONT)
             while record.process.poll() is None:
                 stub.order(f"run pos={position} out=0 us=1 times=300")
                 position += 300
@@ -418,7 +428,7 @@ def test_a_limit_of_size(tmp_path: Path) -> None:
         assert "stopped at --max-size" in record.said
         assert path.stat().st_size <= 1 << 18
         with opened(path) as trace:
-            assert trace.facts.finished
+            assert trace.facts.finished and trace.counts.calls > 0
             check_agrees(trace)
 
 
