@@ -26,7 +26,7 @@ from profinferd.agent.errors import TargetError
 from profinferd.agent.kernel.callprograms import CallPrograms
 from profinferd.agent.target.inspect import inspect_target
 from tests.runtime.callvictims import ROOT, Told, only, profinferd, watch
-from tests.runtime.cases import ahead
+from tests.runtime.cases import DEADLINE, ahead
 from tests.victims.build import build
 
 PAGE = ROOT / "docs" / "adding-an-engine.md"
@@ -89,7 +89,7 @@ def test_the_command_line_shows_it(description: Path, program: Path) -> None:
                 break
         victim.tell("10")
         victim.__exit__(None, None, None)
-        out, err = watcher.communicate(timeout=60)
+        out, err = watcher.communicate(timeout=DEADLINE)
     assert watcher.returncode == 0, err
     assert re.search(r"matmul .*blk\.0\.ffn", out), (out, err)
     assert "my_npu" in out

@@ -66,11 +66,23 @@ class Chat:
             self.begin()
             self.end()
 
-    def begin(self, us: int | None = None, more: str = "") -> None:
+    def begin(self) -> None:
         """A token that does not end yet."""
         self._was = self._summing()
-        self._watch.stub.send(f"run pos={self.at} us={us or self._us} {more}")
+        self._watch.stub.send(f"run pos={self.at} us={self._us}")
         self.at += 1
+
+    def hold(self) -> None:
+        """One that stands still in the middle of its graph until :meth:`let_go`, however long that takes."""
+        self._was = self._summing()
+        self._watch.stub.send(f"run pos={self.at} us={self._us} end=hold at=2")
+        self.at += 1
+        assert self._watch.stub.reply(self._watch.drain) == {"held": True}
+
+    def let_go(self, whole: bool = True) -> None:
+        """Its end; ``whole``: as in :meth:`end`."""
+        self._watch.stub.send("go")
+        self.end(whole)
 
     def end(self, whole: bool = True) -> None:
         """Its end; ``whole``: not one whose probes went away in the middle."""
@@ -213,11 +225,12 @@ def test_a_summed_graph_runs_to_its_end(stub: Engine) -> None:
         chat.tokens(3)
         watch.begin()
         chat.tokens(8)
-        chat.begin(us=10000)  # a third of a second
+        chat.hold()
         wait_for(lambda: watch.tick() and watch.told.loads[-1].summing == 1, "the graph to begin")
         watch.told.summing = False
         watch.drain()
-        chat.end()
+        assert watch.told.loads[-1].summing == 1
+        chat.let_go()
         assert watch.told.loads[-1].summing == 0
         watch.end()
         seen = watch.snapshot()
@@ -229,14 +242,16 @@ def test_a_summed_graph_runs_to_its_end(stub: Engine) -> None:
 def test_probes_that_go_in_the_middle_of_a_graph(stub: Engine, method: str) -> None:
     """The kernels that were seen make no whole graph: nothing is uncovered, no share moves."""
     with Bursts(stub, method) as watch:
-        chat = Chat(watch, us=4000)
+        chat = Chat(watch)
         chat.tokens(1)
         watch.begin()
         chat.tokens(4)
-        chat.begin()
+        chat.hold()
         wait_for(lambda: watch.tick() and watch.told.loads[-1].summing == 1, "the graph to begin")
         watch.end(read=False)
-        chat.end(whole=False)
+        # Else the time in which it was held is in the sums, if its end is seen.
+        wait_for(lambda: watch.tick() and watch.driver._leaving is None, "the probes to go")
+        chat.let_go(whole=False)
         wait_for(lambda: watch.tick() and watch.driver._state.unread_since is None, "the sums to be read")
         first = watch.snapshot()
         watch.begin()

@@ -11,7 +11,7 @@
  *   run [fn=decode|encode|process|process_encode|graph|cpu] [pos=LIST] [out=LIST] [status=N]
  *       [us=N] [layers=N] [kv=N] [moe] [fuse=0|1] [plain] [alternatives] [rope=0]
  *       [context=N] [times=N] [thread] [workers] [nested] [fresh] [drop] [hole] [uid=0|1]
- *       [end=jump|exit|hang|die] [at=N] [compute=0|1] [spin]
+ *       [end=jump|exit|hang|die|hold] [at=N] [compute=0|1] [spin]
  *   load PATH      dlopen, and pass all further orders to it
  *   map PATH       map a file as a model is
  *   fork           a child runs one order ("run" with its defaults) and ends
@@ -19,7 +19,7 @@
  * us: microseconds per kernel, asleep; spin: of CPU time. moe: MUL_MAT_ID in the feed-forward part. plain: no COMPUTE
  * flags. alternatives: some nodes that are not computed. fresh: the graph in new memory.
  * drop: its pages are not present when the call begins. hole: one node lies in no memory.
- * at: the kernel before which `end` happens.
+ * at: the kernel before which `end` happens. hold: it says so, waits for another line, and goes on.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -102,7 +102,7 @@ API uint64_t ggml_graph_next_uid(void)
 
 /* ---- orders -------------------------------------------------------------------- */
 
-enum end { END_RETURN, END_JUMP, END_EXIT, END_HANG, END_DIE };
+enum end { END_RETURN, END_JUMP, END_EXIT, END_HANG, END_DIE, END_HOLD };
 
 struct order {
 	char fn[16];
@@ -401,7 +401,13 @@ static void kernel(void)
 	if (working)
 		return;
 	entered = now();
-	if (order.end != END_RETURN && said.n_records == order.at) {
+	if (order.end == END_HOLD && said.n_records == order.at) {
+		char line[16];
+
+		printf("{\"held\": true}\n");
+		if (!fgets(line, sizeof(line), stdin))
+			exit(1);
+	} else if (order.end != END_RETURN && said.n_records == order.at) {
 		said.ended = 1;
 		if (order.end == END_JUMP)
 			longjmp(back, 1);
@@ -743,7 +749,7 @@ static int read_order(char *line)
 			const char *how = word + 4;
 
 			order.end = !strcmp(how, "jump") ? END_JUMP : !strcmp(how, "exit") ? END_EXIT :
-				    !strcmp(how, "hang") ? END_HANG : END_DIE;
+				    !strcmp(how, "hang") ? END_HANG : !strcmp(how, "hold") ? END_HOLD : END_DIE;
 			continue;
 		}
 		for (i = 0; i < sizeof(keys) / sizeof(*keys); i++)
