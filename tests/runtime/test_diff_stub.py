@@ -48,17 +48,22 @@ def twice_and_slower() -> None:
     timed(found == [("same", "MUL_MAT", "ffn_up")], f"one slower: {found}")
     (decode,) = [p for p in slower.phases if p.phase == "decode"]
     (row,) = decode.significant
-    assert row.time is not None and row.time.value > 2
+    assert row.time is not None and row.a is not None and row.b is not None
+    timed(row.time.value > 2, f"one slower: {row}")
     # 400 us more in each of the two layers, by the stub's own sleep.
-    assert row.a is not None and row.b is not None
-    assert row.b.usual_seconds - row.a.usual_seconds > 2 * 400e-6
+    timed(row.b.usual_seconds - row.a.usual_seconds > 2 * 400e-6, f"one slower: {row}")
     assert any("ffn_up" in line for line in slower.exceeded(0.05))
 
 
 def test_a_build_without_fusion() -> None:
+    in_one_of(ATTEMPTS, without_fusion)
+
+
+def without_fusion() -> None:
     found = changed(compare(record(fuse=0), record()))
-    assert sorted(found) == [
+    assert sorted(row for row in found if row[0] != "same") == [
         ("fused", "RMS_NORM+MUL", "attn_norm"),
         ("fused", "RMS_NORM+MUL", "ffn_norm"),
         ("fused", "RMS_NORM+MUL", "output_norm"),
     ]
+    timed(len(found) == 3, f"another one: {found}")
