@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import select
 import threading
+import time
 
 import pytest
 
@@ -62,7 +63,9 @@ def test_a_full_ring(ring: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert watch.attachment._layout is not None
         first = [watch.run("pos=3 out=0 us=50")]
         # Nobody drains meanwhile. 30 x 29 op records of 24 bytes are 20 KiB, events 9 KiB.
+        begun = time.monotonic()
         burst = stub.order("run pos=4 out=0 us=0 times=30")
+        whole = time.monotonic() - begun  # some 20 ms, or as long as the machine stood still meanwhile
         stub.order("run pos=0-1999 out=1999 us=0 layers=5")
         watch.drain()
         lost = watch.stats()[f"lost_{ring}"]
@@ -76,7 +79,7 @@ def test_a_full_ring(ring: str, monkeypatch: pytest.MonkeyPatch) -> None:
         longest = max((end - begin for *_, begin, end in burst["kernels"]), default=0) / 1e9
         for op in snapshot.ops:
             if op.phase == "decode" and op.calls:
-                assert op.seconds / op.calls < max(0.02, 5 * longest), op
+                assert op.seconds / op.calls < max(0.02, 5 * longest, whole), op
         counters = snapshot.counters
         assert counters is not None and counters.hits["op"] >= sum(expected.values())  # maps do not lose
         calm = [watch.run(f"pos={n} out=0 us=50 moe kv=512") for n in range(600, 603)]

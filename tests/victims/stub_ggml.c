@@ -11,7 +11,7 @@
  *   run [fn=decode|encode|process|process_encode|graph|cpu] [pos=LIST] [out=LIST] [status=N]
  *       [us=N] [layers=N] [kv=N] [moe] [fuse=0|1] [plain] [alternatives] [rope=0]
  *       [context=N] [times=N] [thread] [workers] [nested] [fresh] [drop] [hole] [uid=0|1]
- *       [end=jump|exit|hang|die|hold] [at=N] [compute=0|1] [spin]
+ *       [end=jump|exit|hang|die|hold] [at=N] [compute=0|1] [spin] [hoard]
  *   load PATH      dlopen, and pass all further orders to it
  *   map PATH       map a file as a model is
  *   fork           a child runs one order ("run" with its defaults) and ends
@@ -20,6 +20,7 @@
  * flags. alternatives: some nodes that are not computed. fresh: the graph in new memory.
  * drop: its pages are not present when the call begins. hole: one node lies in no memory.
  * at: the kernel before which `end` happens. hold: it says so, waits for another line, and goes on.
+ * hoard: each kernel takes 64 KiB and keeps them.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -108,7 +109,7 @@ struct order {
 	char fn[16];
 	int n_pos, n_out, pos[MAX_LIST], out[MAX_LIST];
 	int status, us, layers, kv, moe, fuse, plain, alternatives, rope, context, times, thread;
-	int workers, nested, fresh, drop, hole, uid, end, at, compute, quiet, spin;
+	int workers, nested, fresh, drop, hole, uid, end, at, compute, quiet, spin, hoard;
 };
 
 /* One run at a time is logged; only the thread that runs it writes here. */
@@ -420,6 +421,12 @@ static void kernel(void)
 		}
 		abort();
 	}
+	if (order.hoard) {
+		volatile char *memory = malloc(65536);
+
+		for (int i = 0; memory && i < 65536; i += 4096)
+			memory[i] = 1;
+	}
 	wait_us(order.us);
 }
 
@@ -723,6 +730,7 @@ static int read_order(char *line)
 		KEY(status), KEY(us), KEY(layers), KEY(kv), KEY(moe), KEY(fuse), KEY(plain),
 		KEY(alternatives), KEY(rope), KEY(context), KEY(times), KEY(thread), KEY(workers),
 		KEY(nested), KEY(fresh), KEY(drop), KEY(hole), KEY(uid), KEY(at), KEY(compute), KEY(quiet), KEY(spin),
+		KEY(hoard),
 	};
 	char *word, *state = NULL;
 
