@@ -9,6 +9,7 @@ code, symbols and build id stay as shipped), and a library of our own supplies t
 
 from __future__ import annotations
 
+import os
 import platform
 import struct
 import subprocess
@@ -92,6 +93,8 @@ def substitutes() -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         source = target.with_suffix(".c")
         source.write_text(_SOURCE)
-        command = ["gcc", "-O2", "-fno-builtin", "-shared", "-fPIC", "-o", str(target), str(source)]
+        partial = target.with_suffix(f".{os.getpid()}")
+        command = ["gcc", "-O2", "-fno-builtin", "-shared", "-fPIC", "-o", str(partial), str(source)]
         subprocess.run(command, check=True)
+        partial.replace(target)  # at once: half a library would be there for good
     return target

@@ -60,6 +60,7 @@ def libraries(engines: Engines, stripped: bool) -> Path:
     target = CACHE / f"pysync-{'stripped' if stripped else 'whole'}-{key}"
     if not target.exists():
         partial = target.with_name(f"{target.name}.{os.getpid()}")
+        shutil.rmtree(partial, ignore_errors=True)  # of one that was interrupted
         partial.mkdir()
         for file in files:
             copy = partial / file.name

@@ -78,6 +78,18 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def listens(pid: int, port: int) -> bool:
+    """Whether this very process, and no stranger, listens on the port."""
+    sockets = set()
+    with contextlib.suppress(OSError):  # it may end meanwhile
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                sockets.add(os.readlink(f"/proc/{pid}/fd/{name}"))
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    there = [f[9] for f in lines if f[3] == "0A" and int(f[1].rpartition(":")[2], 16) == port]
+    return any(f"socket:[{inode}]" in sockets for inode in there)
+
+
 def _skulk_command(engines: Engines, o: Options, port: int) -> tuple[list[str], dict[str, str]]:
     command = [str(engines.skulk_bin / "llama-server"), "-m", str(o.model)]
     command += ["--host", "127.0.0.1", "--port", str(port), "--metrics", "--offline"]
@@ -223,7 +235,7 @@ class Server:
         deadline = time.monotonic() + self.start_seconds
         while time.monotonic() < deadline:
             self.check_alive()
-            if self._listens() and self._healthy():
+            if listens(self.pid, self.port) and self._healthy():
                 return
             time.sleep(0.05)
         raise EngineSlow(f"{self.engine} did not become healthy: {self.log_tail()}")
@@ -234,17 +246,6 @@ class Server:
                 return bool(answer.status == 200)
         except (urllib.error.URLError, OSError, http.client.HTTPException):
             return False
-
-    def _listens(self) -> bool:
-        """Whether it is this very process, and no stranger, that listens on the port."""
-        sockets = set()
-        with contextlib.suppress(OSError):  # it may end meanwhile
-            for name in os.listdir(f"/proc/{self.pid}/fd"):
-                with contextlib.suppress(OSError):
-                    sockets.add(os.readlink(f"/proc/{self.pid}/fd/{name}"))
-        lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-        mine = [f for f in lines if f[3] == "0A" and int(f[1].rpartition(":")[2], 16) == self.port]
-        return any(f"socket:[{f[9]}]" in sockets for f in mine)
 
     def check_alive(self, seconds: float = 0.0) -> None:
         """Raises :class:`EngineDied` when the process has ended, or does so within that time."""

@@ -32,12 +32,23 @@ from tests.engines.compare import missed
 from tests.engines.fetch import CACHE, Engines
 from tests.engines.models import model
 from tests.engines.processes import end, with_parent
-from tests.engines.servers import EngineDied, Options, Server, free_port, usable
+from tests.engines.servers import (
+    PORTS,
+    START_SECONDS,
+    EngineDied,
+    Options,
+    Server,
+    free_port,
+    listens,
+    usable,
+)
 from tests.runtime.callvictims import watch
+from tests.runtime.cases import wait_for
 from tests.runtime.daemons import Daemon
 from tests.tries import in_one_of, timed
 
 OFFLOADED, TOKENS = 6, 60
+PLACED = "profinfer_placed_ops_total"
 ATTEMPTS = 6
 
 
@@ -67,29 +78,41 @@ class Offloading(Server):
 
 
 @contextmanager
-def _remote(engines: Engines, port: int) -> Iterator[subprocess.Popen[bytes]]:
+def _remote(engines: Engines) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """The process, and its port."""
     log: IO[bytes]
     with tempfile.TemporaryFile() as log:
-        command = [str(engines.skulk_bin / "ggml-rpc-server"), "-H", "127.0.0.1", "-p", str(port), "-t", "1"]
-        process = subprocess.Popen(
-            with_parent(command), stdin=subprocess.PIPE, stdout=log, stderr=log,
-            env={**os.environ, "LD_LIBRARY_PATH": str(engines.skulk_bin)},
-        )  # fmt: skip
-        try:
-            deadline = time.monotonic() + 60
-            while f":{port:04X} " not in _listening():
-                if process.poll() is not None or time.monotonic() > deadline:
-                    log.seek(0)
-                    pytest.skip(f"ggml-rpc-server does not run on this CPU: {log.read()[-300:]!r}")
-                time.sleep(0.05)
-            yield process
-        finally:
-            end(process)
+        for _ in range(PORTS):
+            process, port = _start_remote(engines, log)
+            try:
+                if _serves(process, port):
+                    yield process, port
+                    return
+            finally:
+                end(process)
+        log.seek(0)
+        pytest.skip(f"ggml-rpc-server does not run here ({process.returncode}): {log.read()[-300:]!r}")
 
 
-def _listening() -> str:
-    with open("/proc/net/tcp") as file:
-        return "".join(line for line in file if " 0A " in line)
+def _start_remote(engines: Engines, log: IO[bytes]) -> tuple[subprocess.Popen[bytes], int]:
+    port = free_port()
+    command = [str(engines.skulk_bin / "ggml-rpc-server"), "-H", "127.0.0.1", "-p", str(port), "-t", "1"]
+    process = subprocess.Popen(
+        with_parent(command), stdin=subprocess.PIPE, stdout=log, stderr=log,
+        env={**os.environ, "LD_LIBRARY_PATH": str(engines.skulk_bin)},
+    )  # fmt: skip
+    return process, port
+
+
+def _serves(process: subprocess.Popen[bytes], port: int) -> bool:
+    """False: it has ended, as it does where another has taken its port meanwhile."""
+    deadline = time.monotonic() + START_SECONDS
+    while not listens(process.pid, port):
+        if process.poll() is not None:
+            return False
+        assert time.monotonic() < deadline, "ggml-rpc-server does not begin to listen"
+        time.sleep(0.05)
+    return True
 
 
 @pytest.fixture(scope="module")
@@ -97,8 +120,7 @@ def pair(engines: Engines) -> Iterator[Pair]:
     options = Options(model("dense12-f16"), threads=1, context=512)
     if reason := usable("skulk", options):
         pytest.skip(f"the only stock build with an RPC server does not run here: {reason}")
-    port = free_port()
-    with _remote(engines, port) as remote:
+    with _remote(engines) as (remote, port):
         try:
             device = ("-ngl", str(OFFLOADED), "--rpc", f"127.0.0.1:{port}", "-dev", "RPC0")
             with Offloading(options, engines, *device) as server:
@@ -108,9 +130,8 @@ def pair(engines: Engines) -> Iterator[Pair]:
 
 
 def cpu_seconds(process: subprocess.Popen[bytes]) -> float:
-    with open(f"/proc/{process.pid}/stat", "rb") as file:
-        fields = file.read().rpartition(b")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """By the clock of the process (CPUCLOCK_SCHED)."""
+    return time.clock_gettime((~process.pid << 3) | 2)
 
 
 def widened(server: Server, watched: Attachment) -> Snapshot:
@@ -142,7 +163,7 @@ def where_its_time_goes(pair: Pair) -> None:
     with watch(pair.server.pid) as watched:
         first = widened(pair.server, watched)
         before = cpu_seconds(pair.remote)
-        answer = pair.server.completion([310, 311, 312, 313], TOKENS)
+        answer = pair.server.completion([310, 311, 312, 313], TOKENS, cache_prompt=False)
         remote = cpu_seconds(pair.remote) - before
         watched.poll(0)
         seen = watched.snapshot()
@@ -158,8 +179,7 @@ def where_its_time_goes(pair: Pair) -> None:
     # Handing over is not computing: what the other process computes, this one waits for. It is
     # one thread there and one here, and they take turns.
     waited = seconds(seen, "ggml-rpc") - seconds(first, "ggml-rpc")
-    assert remote > 0.05, "too little was computed to be measured"
-    timed(waited >= 0.9 * remote - 0.03, (waited, remote))
+    timed(waited >= 0.9 * remote - 0.01 > 0, (waited, remote))
     copied, synced = (seconds(seen, "ggml-rpc", call) for call in ("get_async", "synchronize"))
     timed(copied > 3 * synced, (copied, synced))
     # All parts are the time of a token, and the wait is where it really is.
@@ -264,7 +284,7 @@ def test_which_operators_ran_where_and_in_which_shapes(pair: Pair) -> None:
     tokens = 20
     with watch(pair.server.pid) as watched:
         first = widened(pair.server, watched)
-        pair.server.completion([310, 311, 312, 313, 314], tokens)
+        pair.server.completion([310, 311, 312, 313, 314], tokens, cache_prompt=False)
         watched.poll(0.5)
         seen = watched.snapshot()
     new = products(seen)
@@ -296,29 +316,22 @@ def test_the_daemon_tells_of_offloading(pair: Pair, tmp_path: Path) -> None:
         else:
             pytest.fail(f"offloading was never seen: {daemon.log()}")
         pair.server.completion([330, 331, 332], 8)
-        page = before = ""
-        while not page or page != before:  # until its records have been read
-            time.sleep(0.5)
-            before, page = (
-                page,
-                "\n".join(re.findall(r"^profinfer_placed_ops.*", scraped(daemon), re.MULTILINE)),
-            )
+        layers = OFFLOADED - 1
+
+        def agrees() -> bool:
+            cpu, rpc = (daemon.sample(PLACED, backend=name, op="MUL_MAT") for name in ("CPU", "RPC0"))
+            return cpu / (7 * (12 - layers)) == rpc / (7 * layers + 1) > 8
+
+        # Records are read when their time comes, and those of a graph count once it is described.
+        wait_for(agrees, "as many graphs here as there")
         text = scraped(daemon)
-    placed = {
-        backend: sum(float(value) for value in re.findall(
-            rf'placed_ops_total\{{.*backend="{backend}".*op="MUL_MAT".*\}} (\S+)', page
-        ))
-        for backend in ("CPU", "RPC0")
-    }  # fmt: skip
-    layers = OFFLOADED - 1
-    assert placed["CPU"] / (7 * (12 - layers)) == placed["RPC0"] / (7 * layers + 1) > 8
     parts = set(re.findall(r'offload_seconds_total\{backend="(\w+)",part="(\w+)"', text))
     assert {("CPU", "compute"), ("RPC0", "handover"), ("RPC0", "copy")} <= parts
     assert not re.findall(r"^profinfer_lost_records_total.* [1-9]", text, re.MULTILINE)
 
 
 def scraped(daemon: Daemon) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{daemon.port}/metrics", timeout=20) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{daemon.port}/metrics", timeout=60) as answer:
         return str(answer.read().decode())
 
 
@@ -354,8 +367,8 @@ def test_all_layers_on_another_backend(engines: Engines) -> None:
     options = Options(model("dense12-f16"), threads=1, context=512)
     if reason := usable("skulk", options):
         pytest.skip(f"the only stock build with an RPC server does not run here: {reason}")
-    port, tokens = free_port(), 20
-    with _remote(engines, port) as remote:
+    tokens = 20
+    with _remote(engines) as (remote, port):
         device = ("-ngl", "99", "--rpc", f"127.0.0.1:{port}", "-dev", "RPC0")
         with Offloading(options, engines, *device) as server, watch(server.pid) as watched:
             widened(server, watched)
@@ -365,7 +378,7 @@ def test_all_layers_on_another_backend(engines: Engines) -> None:
 def all_elsewhere(server: Server, remote: subprocess.Popen[bytes], watched: Attachment, tokens: int) -> None:
     first = watched.snapshot()
     spent = cpu_seconds(remote)
-    server.completion([310, 311, 312, 313, 314], tokens)
+    server.completion([310, 311, 312, 313, 314], tokens, cache_prompt=False)
     spent = cpu_seconds(remote) - spent
     watched.poll(0.5)
     seen = watched.snapshot()
@@ -381,8 +394,7 @@ def all_elsewhere(server: Server, remote: subprocess.Popen[bytes], watched: Atta
     handed = handovers(seen, "ggml-rpc") - handovers(first, "ggml-rpc")
     assert calls == handed == tokens
     waited = seconds(seen, "ggml-rpc") - seconds(first, "ggml-rpc")
-    assert spent > 0.05, "too little was computed to be measured"
-    timed(waited >= 0.9 * spent - 0.03, (waited, spent))
+    timed(waited >= 0.9 * spent - 0.01 > 0, (waited, spent))
     assert seen.offload is not None and first.offload is not None
     assert seen.offload.calls - first.offload.calls == calls
     here, before = parts_of(seen.offload, "CPU"), parts_of(first.offload, "CPU")
@@ -409,7 +421,7 @@ def test_a_backend_whose_work_is_done_after_the_call(engines: Engines) -> None:
     cache = {"GGML_VK_VISIBLE_DEVICES": "0", "MESA_SHADER_CACHE_DIR": str(CACHE / "mesa")}
     listed = subprocess.run(
         [str(engines.skulk_bin / "llama-server"), "--list-devices"],
-        capture_output=True, text=True, timeout=60,
+        capture_output=True, text=True, timeout=300,
         env={**os.environ, **cache, "LD_LIBRARY_PATH": str(engines.skulk_bin)},
     )  # fmt: skip
     if "llvmpipe" not in listed.stdout + listed.stderr:
@@ -418,7 +430,7 @@ def test_a_backend_whose_work_is_done_after_the_call(engines: Engines) -> None:
         try:
             server.completion([300, 301], 3)
         except (TimeoutError, urllib.error.URLError):
-            pytest.skip("llvmpipe did not compile its shaders for a first prompt within two minutes")
+            pytest.skip("llvmpipe did not compile its shaders for a first prompt within five minutes")
         with watch(server.pid) as watched:
             widened(server, watched)
             in_one_of(ATTEMPTS, lambda: done_after_the_call(server, watched))

@@ -29,6 +29,7 @@ from profinferd.agent.model.causes import Cause, Faults, Threads
 from profinferd.agent.target.process import read_maps
 
 from ..groups import small_group
+from ..tries import in_one_of, timed
 from .fetch import Engines
 from .models import model, words
 from .pysync import Options, PySync
@@ -36,6 +37,11 @@ from .undisturbed import BELOW_THE_THIEF, THIEF, first_in_line
 
 _PIDFD_OPEN, _PROCESS_MADVISE, _MADV_PAGEOUT = 434, 440, 21
 _libc = ctypes.CDLL(None, use_errno=True)
+DEADLINE = 240.0
+"""Generous: a busy machine takes its time, and only a failure waits so long."""
+ATTEMPTS = 6
+MAJOR = 1
+"""Of a record of a fault."""
 
 
 class Job:
@@ -108,7 +114,7 @@ def thief(cpu: int) -> Iterator[subprocess.Popen[bytes]]:
     command = ["chrt", "-f", str(THIEF), "taskset", "-c", str(cpu), sys.executable, "-c", _COMES_AND_GOES]
     process = subprocess.Popen(command)
     try:
-        until = time.monotonic() + 30
+        until = time.monotonic() + DEADLINE
         while _cpu_ticks(process.pid) < 10:
             assert process.poll() is None and time.monotonic() < until
             time.sleep(0.01)
@@ -138,7 +144,7 @@ def both_counts(job: Job) -> tuple[tuple[int, int], Faults]:
     cannot be told yet of the pages is in no count for some seconds."""
     causes = job.attachment._target_causes
     assert causes is not None
-    until = time.monotonic() + 60
+    until = time.monotonic() + DEADLINE
     while True:
         job.attachment.poll(0.05)
         before, ours = fault_counts(job.pid), job.faults()
@@ -161,7 +167,7 @@ def all_ready(job: Job) -> float:
     """Between graphs, too; read when all its threads are asleep, so that nothing moves meanwhile."""
     sched = job.attachment._causes.sched
     assert sched is not None
-    until = time.monotonic() + 30
+    until = time.monotonic() + DEADLINE
     while True:
         rows = sched.threads()
         mine = rows[rows["tgid"] == job.pid]
@@ -202,16 +208,26 @@ def test_a_thief_is_named(engines: Engines) -> None:
 
 
 def test_a_quiet_engine_waits_for_nobody(engines: Engines) -> None:
-    """Nothing planted: no faults, no quota, and what it waited is what schedstat says, too."""
+    """Nothing planted: no faults but the kernel's own, no quota, and what it waited is what schedstat says,
+    too."""
+    in_one_of(ATTEMPTS, waits_for_nobody)
+
+
+def waits_for_nobody() -> None:
     with watched(Options(model("dense2-q8_0"), threads=1)) as job:
+        (_, before), faults = both_counts(job)
+        before -= faults.of("major")
         truth0, ours0 = ready_seconds(job.pid), ready(job.threads())
         job.generate(40)
         truth, seen = ready_seconds(job.pid) - truth0, job.threads()
         assert ready(seen) - ours0 <= truth * 1.05 + 0.002
         assert [t.tid for t in seen.threads] == [job.pid]
-        assert seen.seconds(Cause.THROTTLED) == 0 and seen.seconds(Cause.FAULT) < 0.01
+        assert seen.seconds(Cause.THROTTLED) == 0
         assert seen.threads[0].policy == "other" and seen.quota is not None
-        assert job.faults().of("major") == 0
+        (_, majors), faults = both_counts(job)
+        assert faults.of("major") == majors - before
+        timed(majors == before, f"{majors - before} pages were taken from memory by others")
+        timed(seen.seconds(Cause.FAULT) < 0.01, seen)
 
 
 def test_policies(engines: Engines) -> None:
@@ -283,6 +299,13 @@ def own_copy(path: Path, folder: Path) -> Path:
     return copy
 
 
+def majors_in(path: Path, pid: int, records: list[Any]) -> int:
+    """Of these faults, the major ones in the mapping of a file: other pages may be gone, too."""
+    maps = [m for m in read_maps(pid) if os.path.basename(m.path) == path.name]
+    majors = [int(record["addr"]) for record in records if record["kind"] == MAJOR]
+    return sum(any(m.start <= address < m.end for m in maps) for address in majors)
+
+
 def expected_tensors(pid: int, path: Path) -> Callable[[int], str | None]:
     """Tensor of an address by the mapping and the offsets that the format's own library reads."""
     tensors = sorted((int(t.data_offset), int(t.n_bytes), t.name) for t in gguf.GGUFReader(path).tensors)
@@ -307,9 +330,11 @@ def test_pages_of_the_model_that_are_gone(name: str, engines: Engines, tmp_path:
     path = own_copy(model(name), tmp_path)
     with watched(Options(path, threads=1, repack=False), ops="all") as job:
         find = expected_tensors(job.pid, path)
-        before = job.faults()
+        _, before = both_counts(job)  # the records from here on are all that is not in there
         assert before.model is not None and before.model.loading == "mmap"
         assert before.model.bytes == path.stat().st_size
+        then = {t.tensor: t.majors + t.minors for t in before.tensors if t.mapping == "model"}
+        majors_then = sum(p.majors for p in job.threads().phases)
         records: list[Any] = []
         job.attachment.sinks.append(lambda kinds: records.extend(kinds.get("page_faults", ())))
         page_out(job.pid, path)
@@ -320,7 +345,8 @@ def test_pages_of_the_model_that_are_gone(name: str, engines: Engines, tmp_path:
             pytest.skip("this file system's pages cannot be dropped")
         assert after.of("major") - before.of("major") == major - major0
         assert after.of("minor") - before.of("minor") == minor - minor0
-        assert after.of("major", "model") - before.of("major", "model") == major - major0
+        of_model = majors_in(path, job.pid, records)
+        assert after.of("major", "model") - before.of("major", "model") == of_model > 0
         truth: Counter[str] = Counter()
         for record in records:
             tensor = find(int(record["addr"]))
@@ -328,15 +354,14 @@ def test_pages_of_the_model_that_are_gone(name: str, engines: Engines, tmp_path:
                 truth[tensor] += 1
         ours = {t.tensor: t.majors + t.minors for t in after.tensors if t.mapping == "model"}
         assert sum(truth.values()) > 20
-        assert {t: ours.get(t) for t in truth} == dict(truth)
+        assert {t: n - then.get(t, 0) for t, n in ours.items() if n > then.get(t, 0)} == dict(truth)
         assert all(t.source == "graph" for t in after.tensors if t.mapping == "model")
         layers = {t.tensor: t.layer for t in after.tensors}
         assert all(layer == int(t.split(".")[1]) for t, layer in layers.items() if t.startswith("blk."))
         if name.startswith("moe"):
             assert any("_exps" in t for t in truth)
         assert job.threads().seconds(Cause.FAULT) > 0
-        paid = {p.phase: p for p in job.threads().phases}
-        assert sum(p.majors for p in paid.values()) == major - major0
+        assert sum(p.majors for p in job.threads().phases) - majors_then == major - major0
         assert any(op.majors for op in job.threads().ops)
 
 
@@ -348,13 +373,17 @@ def test_a_control_group_smaller_than_the_model(engines: Engines, tmp_path: Path
     with small_group(size // 2) as group, watched(Options(path, threads=1, repack=False), ops="all") as job:
         page_out(job.pid, path)
         (group / "cgroup.procs").write_text(str(job.pid))
+        records: list[Any] = []
+        job.attachment.sinks.append(lambda kinds: records.extend(kinds.get("page_faults", ())))
         (_, major0), before = both_counts(job)
+        records.clear()
         job.generate(5)
         (_, major), after = both_counts(job)
-        if major - major0 < 4:
+        if majors_in(path, job.pid, records) < 4:
             pytest.skip("the limit does not hold for pages of files here")
         assert after.of("major") - before.of("major") == major - major0
-        assert after.of("major", "model") - before.of("major", "model") == major - major0
+        of_model = majors_in(path, job.pid, records)
+        assert after.of("major", "model") - before.of("major", "model") == of_model >= 4
         decode = next(p for p in job.threads().phases if p.phase == "decode")
         assert decode.majors > 0 and decode.stalled["fault"] > 0
         assert after.model is not None and after.model.resident_bytes is not None
@@ -380,7 +409,7 @@ def test_how_the_model_is_in_memory(loading: str, engines: Engines) -> None:
         else:
             assert seen is not None and seen.loading == loading
             # All of it was read, but the kernel may take back what nobody uses.
-            until = time.monotonic() + 60
+            until = time.monotonic() + DEADLINE
             while (seen := job.faults().model) is None or seen.resident_bytes != in_memory(path):
                 assert time.monotonic() < until, (seen, in_memory(path))
                 job.attachment.poll(0.1)
@@ -402,6 +431,10 @@ def test_the_late_thread_and_why(engines: Engines) -> None:
     cpus = sorted(os.sched_getaffinity(0))
     if len(cpus) < 2:
         pytest.skip("one core only")
+    in_one_of(ATTEMPTS, lambda: the_late_thread(cpus))
+
+
+def the_late_thread(cpus: list[int]) -> None:
     options = Options(model("dense2-q8_0"), threads=2)
     with watched(options, ops="all", priority=BELOW_THE_THIEF, barriers=True) as job:
         workers = [int(t) for t in os.listdir(f"/proc/{job.pid}/task") if int(t) != job.pid]
@@ -422,14 +455,16 @@ def test_the_late_thread_and_why(engines: Engines) -> None:
                 if late > 0.05:
                     break
         # Some of it at the barrier, before the operator that it is late for.
-        assert late > 0.05 and shares[worker].ready_seconds > 0.4 * late
+        assert late > 0.05
+        timed(shares[worker].ready_seconds > 0.4 * late, (shares, late))
         # Its peer waited for it, spinning or asleep: about as long as it was late.
-        assert shares[job.pid].wall_seconds - shares[job.pid].work_seconds > 0.8 * late
+        waited = shares[job.pid].wall_seconds - shares[job.pid].work_seconds
+        timed(waited > 0.8 * late, (waited, late))
         reasons: Counter[str] = Counter()
         for op in seen.op_barriers or ():
             assert op.threads == 2 and 0 <= (op.idle_share or 0) <= 1
             reasons.update(op.late)
-        assert max(reasons, key=lambda r: reasons[r]) == "preempted", reasons
+        timed(max(reasons, key=lambda r: reasons[r]) == "preempted", reasons)
         assert {taker.pid for taker in seen.takers} >= {other.pid}
         # Every traced op but each graph's last is there.
         assert (

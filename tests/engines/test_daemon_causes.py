@@ -14,6 +14,7 @@ import pytest
 from profinferd.agent.model.causes import READY
 from tests.runtime.cases import wait_for
 from tests.runtime.daemons import Daemon
+from tests.tries import in_one_of, timed
 
 from .fetch import Engines
 from .models import model, words
@@ -21,6 +22,9 @@ from .pysync import Options, PySync
 from .test_causes import fault_counts, own_copy, page_out, pin, ready_seconds, thief
 
 NAME = f"pfi-engine-{os.getpid()}"
+ATTEMPTS = 6
+ENOUGH_SECONDS = 0.3
+"""Of waiting, to be compared."""
 HELD_SECONDS = 6.0
 """For five seconds a fault is held back of whose page nothing can be told yet."""
 WAIT, FAULTS = "profinfer_sched_wait_seconds_total", "profinfer_page_faults_total"
@@ -74,19 +78,23 @@ def test_a_thief_on_its_core(engines: Engines, tmp_path: Path) -> None:
 
         with thief(cpu) as other:
             settled(daemon, victim.pid)
-            ours, truth = ready(), ready_seconds(victim.pid)
-            generate(victim, 24)
-            settled(daemon, victim.pid)
-            ours, truth = ready() - ours, ready_seconds(victim.pid) - truth
-        assert truth > 0.2
-        assert ours == pytest.approx(truth, rel=0.1)
+
+            def waits() -> None:
+                ours, truth = ready(), ready_seconds(victim.pid)
+                while ready_seconds(victim.pid) < truth + ENOUGH_SECONDS:  # soon or late, as the machine is
+                    generate(victim, 24)
+                settled(daemon, victim.pid)
+                ours, truth = ready() - ours, ready_seconds(victim.pid) - truth
+                timed(ours == pytest.approx(truth, rel=0.1), (ours, truth))
+
+            in_one_of(ATTEMPTS, waits)
         assert daemon.sample("profinfer_preemptions_total", target=target) > 10
         report = daemon.wait_for(victim.pid)["report"]
         assert other.pid in {taker["pid"] for taker in report["threads"]["takers"]}
         first = report["verdicts"][0]
         assert first["rule"] == "preempted", report["verdicts"]
-        # Where people look: the page's summary says it, too.
-        assert "Preempted" in daemon.get("/api/live")
+        # Where people look: the page's summary says it, too, which may be half a second older.
+        wait_for(lambda: "Preempted" in daemon.get("/api/live"), "the page's word for it")
 
 
 def test_pages_that_are_gone(engines: Engines, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -36,7 +37,7 @@ def slow() -> Path:
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         flags = ["-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
-        partial = target.with_suffix(".partial")
+        partial = target.with_suffix(f".{os.getpid()}")
         subprocess.run([compiler, *flags, "-o", str(partial), str(SOURCE), "-ldl"], check=True)
         partial.replace(target)
     return target

@@ -25,6 +25,9 @@ from tests.engines.servers import EngineDied, Options, usable
 from tests.engines.test_backends import Offloading
 from tests.runtime import cuda_stand_in
 from tests.runtime.callvictims import ROOT, Told
+from tests.tries import in_one_of, timed
+
+ATTEMPTS = 6
 
 File = tuple[str, int]
 """Device and inode, as /proc/PID/maps has them."""
@@ -92,7 +95,7 @@ def attached(pid: int) -> Iterator[Witness]:
                 break
         yield witness
         watcher.send_signal(2)
-        out, err = watcher.communicate(timeout=60)
+        out, err = watcher.communicate(timeout=240)
         assert watcher.returncode == 0, out + err
     finally:
         witness.stop()
@@ -106,12 +109,17 @@ def expect_nothing_of(pid: int, words: tuple[str, ...], work: Callable[[], objec
     that it has of its own."""
     its = {file: path for file, path in mapped(pid).items() if any(word in path for word in words)}
     assert len(its) >= len(words), f"the target maps {list(mapped(pid).values())}"
+    in_one_of(ATTEMPTS, lambda: nothing_of(pid, words, work, set(its)))
+
+
+def nothing_of(pid: int, words: tuple[str, ...], work: Callable[[], object], its: set[File]) -> None:
     with attached(pid) as witness:
         work()
-    assert len(witness.processes) > 1, "the process that looks into files was never seen"
     assert any("python" in path for path in witness.seen.values())
-    assert not set(witness.seen) & set(its)
+    assert not set(witness.seen) & its
     assert not [path for path in witness.seen.values() if any(word in path for word in words)]
+    # It lives for a moment: on a busy machine nobody may look in time.
+    timed(len(witness.processes) > 1, "the process that looks into files was never seen")
 
 
 def test_pjrt() -> None:

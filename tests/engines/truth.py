@@ -9,6 +9,7 @@ cannot repeat itself here.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import shutil
 import subprocess
@@ -72,7 +73,7 @@ def build_shim() -> Path:
     target = CACHE / "shim" / f"shim-{name}.so"
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_suffix(".partial")
+        partial = target.with_suffix(f".{os.getpid()}")
         flags = ["-O2", "-g", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
         subprocess.run([compiler, *flags, "-o", str(partial), str(SOURCE), "-ldl", "-lpthread"], check=True)
         partial.replace(target)
