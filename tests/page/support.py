@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from selenium.common.exceptions import TimeoutException
 from selenium.webdriver import ActionChains
-from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
 from profinferd.agent.model.causes import (
@@ -32,7 +32,7 @@ from tests.unit import traces
 from tests.unit.graphs import decoder
 from tests.unit.streams import START, Step, decode, prompt
 
-from .browser import Browser
+from .browser import PATIENCE, Browser
 
 CONTRAST = (Path(__file__).parent / "contrast.js").read_text()
 """An expression: the texts of a page that can hardly be read."""
@@ -105,7 +105,8 @@ def trace_of_a_run() -> Trace:
 
 
 def text(page: Browser, selector: str) -> str:
-    return str(page.driver.find_element(By.CSS_SELECTOR, selector).text)
+    """What a person reads there, nothing where it is not; read in one step, for it may be drawn anew."""
+    return str(page.js("document.querySelector(arguments[0])?.innerText ?? ''", selector)).strip()
 
 
 def cells(page: Browser, table: str, column: str) -> list[str]:
@@ -125,22 +126,84 @@ def ns_of(said: str) -> float:
     return float(number.replace(",", "")) * {"ns": 1, "µs": 1e3, "ms": 1e6, "s": 1e9}[unit]
 
 
-def click(page: Browser, selector: str) -> None:
-    page.driver.find_element(By.CSS_SELECTOR, selector).click()
+def wait_for(page: Browser, selector: str, pattern: str) -> str:
+    """Waits for a text that has a pattern; the text that had it."""
+    said = ""
+
+    def says(_: Any) -> bool:
+        nonlocal said
+        said = text(page, selector)
+        return re.search(pattern, said) is not None
+
+    try:
+        WebDriverWait(page.driver, PATIENCE, 0.05).until(says)
+    except TimeoutException:
+        raise AssertionError(f"{selector} says {said!r}, not {pattern!r}") from None
+    return said
+
+
+# ---- what a hand does: found and aimed at in one step, and done when the page has drawn what came of it ----
+
+
+def point(page: Browser, selector: str, x: float = 0, y: float = 0) -> tuple[float, float]:
+    """Where in the window a point ``x``, ``y`` from the middle of an element is, once the window shows it."""
+    page.js("document.querySelector(arguments[0]).scrollIntoView({block: 'center'})", selector)
+    page.frames()
+    at = page.js(
+        "(e => { const b = e.getBoundingClientRect();"
+        " const [x, y] = [b.left + b.width / 2 + arguments[1], b.top + b.height / 2 + arguments[2]];"
+        " const hit = document.elementFromPoint(x, y);"
+        " return e.contains(hit) ? [x, y] : `covered by ${hit?.outerHTML.slice(0, 200)}`;"
+        " })(document.querySelector(arguments[0]))",
+        selector, x, y,
+    )  # fmt: skip
+    assert isinstance(at, list), f"{selector} {at}"
+    return float(at[0]), float(at[1])
+
+
+def mouse(page: Browser, *events: tuple[str, tuple[float, float], int]) -> None:
+    """Events of the mouse: (moved, pressed or released, where, the how many'th click)."""
+    for what, (x, y), clicks in events:
+        held = what == "released" or (what == "moved" and clicks > 0)
+        page.driver.execute_cdp_cmd(
+            "Input.dispatchMouseEvent",
+            {"type": f"mouse{what.capitalize()}", "x": x, "y": y, "clickCount": clicks,
+             "button": "left" if clicks else "none", "buttons": int(what == "pressed" or held)},
+        )  # fmt: skip
+    page.frames()
+
+
+def click(page: Browser, selector: str, x: float = 0, y: float = 0, *, times: int = 1) -> None:
+    """``times``: 2 is a double-click, however slow the machine is."""
+    at = point(page, selector, x, y)
+    mouse(page, ("moved", at, 0))
+    for n in range(1, times + 1):
+        mouse(page, ("pressed", at, n), ("released", at, n))
+
+
+def drag(page: Browser, selector: str) -> None:
+    """From the middle of an element to the right."""
+    x, y = point(page, selector)
+    mouse(page, ("moved", (x, y), 0), ("pressed", (x, y), 1))
+    for by in (40, 80, 120):
+        mouse(page, ("moved", (x + by, y), 1))
+    mouse(page, ("released", (x + 120, y), 1))
 
 
 def press(page: Browser, selector: str, *keys: str) -> None:
     """Keys on the element that has the focus, which may be a part of a drawing."""
     page.js("document.querySelector(arguments[0]).focus()", selector)
-    ActionChains(page.driver).send_keys(*keys).perform()
+    for key in keys:
+        ActionChains(page.driver).send_keys(key).perform()
+        page.frames()
 
 
-def wait_for(page: Browser, selector: str, pattern: str) -> str:
-    WebDriverWait(page.driver, 20).until(lambda _: re.search(pattern, text(page, selector)))
-    return text(page, selector)
-
-
-def drag(page: Browser, element: Any) -> None:
-    ActionChains(page.driver).move_to_element(element).click_and_hold().move_by_offset(
-        120, 0
-    ).release().perform()
+def choose(page: Browser, selector: str, label: str) -> None:
+    """Of a list that unfolds."""
+    page.js(
+        "((list, label) => { list.value = [...list.options].find(o => o.text === label).value;"
+        " list.dispatchEvent(new Event('change', {bubbles: true})); })"
+        "(document.querySelector(arguments[0]), arguments[1])",
+        selector, label,
+    )  # fmt: skip
+    page.frames()

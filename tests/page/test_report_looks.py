@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from selenium.webdriver.common.keys import Keys
-from selenium.webdriver.support.ui import WebDriverWait
 
 from profinferd.exporters import html
 from tests.unit import traces
@@ -55,14 +54,13 @@ def test_tables_are_as_high_as_their_rows(tab: Browser, tmp_path: Path) -> None:
         tab.open(path)
         assert tab.js(layers) < 30
         tab.js("[...document.querySelectorAll('#memory .more')].forEach(b => b.click())")
-        WebDriverWait(tab.driver, 10).until(lambda _: tab.js(layers) == 31)  # and what is in no layer
+        tab.until(f"{layers} === 31")  # and what is in no layer
         boxes = tab.js("[...document.querySelectorAll('.scroll')].map(e => [e.scrollHeight, e.clientHeight])")
         assert boxes and all(whole <= shown for whole, shown in boxes)
     assert tab.errors() == []
 
 
 def test_titles_stand_over_their_numbers(opened: Browser) -> None:
-    opened.size(DESKTOP)
     edges = opened.js("""[...document.querySelectorAll('th.num')].flatMap(th => {
       const right = e => { const r = document.createRange(); r.selectNodeContents(e);
                            return r.getBoundingClientRect().right; };
@@ -100,6 +98,7 @@ def test_hostile_names_run_nothing(tab: Browser, tmp_path: Path) -> None:
     for group in tab.js("[...document.querySelectorAll('[data-group]')].map(g => g.dataset.group)"):
         press(tab, f"[data-group='{group}']", Keys.ENTER)
     tab.js("document.querySelector('[data-node]').focus()")
+    tab.frames()
     assert tab.js("document.title") != "owned"
     assert tab.js("document.images.length") == 0
     assert tab.js("document.scripts.length") == 3
