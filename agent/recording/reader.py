@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from types import TracebackType
@@ -93,7 +94,7 @@ class Recording:
     def counts(self) -> Counts:
         """See :class:`profinferd.agent.model.trace.Source`."""
         query = "SELECT total(n_calls), total(n_runs), total(n_ops) FROM segments"
-        return Counts(*(int(count) for row in self._rows(query, ()) for count in row))
+        return Counts(*(_whole(count) for row in self._rows(query, ()) for count in row))
 
     def sums(self) -> Table:
         """See :class:`profinferd.agent.model.trace.Source`."""
@@ -109,10 +110,10 @@ class Recording:
         parts = [np.zeros(0, dtype)]
         query = f"SELECT graph, rows, data FROM {table} ORDER BY graph"  # noqa: S608 - our own words
         for graph, rows, data in self._rows(query, ()):
-            if not isinstance(rows, int) or not isinstance(data, bytes):
+            if not isinstance(graph, int) or not isinstance(rows, int) or not isinstance(data, bytes):
                 raise codec.damaged("sums that are none")
             part = codec.decode(data, dtype, rows)
-            nodes = self.nodes(int(graph))
+            nodes = self.nodes(graph)
             if (part["graph"] != graph).any() or nodes is None or (part["phase"] > 5).any():
                 raise codec.damaged("sums of no graph")
             if ((part["node"] < 0) | (part["node"] >= len(nodes))).any():
@@ -143,7 +144,7 @@ class Recording:
             "SELECT kind, sum(rows) FROM records JOIN types ON types.id = records.type"
             " GROUP BY kind ORDER BY kind LIMIT 1000"
         )
-        return {str(kind): int(rows) for kind, rows in self._rows(query, ())}
+        return {str(kind): _whole(rows) for kind, rows in self._rows(query, ())}
 
     def records(self, kind: str, begin_ns: int | None, end_ns: int | None) -> codec.Array:
         """See :class:`profinferd.agent.model.trace.Source`."""
@@ -154,7 +155,7 @@ class Recording:
         for type, rows, data in self._rows(query, (*values, kind)):
             if not isinstance(rows, int) or not isinstance(data, bytes):
                 raise codec.damaged("records that are none")
-            dtype = type_of(self._db, type)[1]
+            dtype = self._read(functools.partial(type_of, self._db, type))[1]
             if "ts" not in (dtype.names or ()):
                 raise codec.damaged("records without a time")
             parts.append(between(codec.decode(data, dtype, rows), begin_ns, end_ns))
@@ -199,6 +200,13 @@ def _when(first: str, begin: int | None, second: str, end: int | None) -> tuple[
     terms = [(term, value) for term, value in ((first, begin), (second, end)) if value is not None]
     where = "WHERE " + " AND ".join(term for term, _ in terms) if terms else ""
     return where, tuple(value for _, value in terms)
+
+
+def _whole(count: object) -> int:
+    """A sum that SQLite made: it adds up whatever it finds, also what is no number or has no end."""
+    if not isinstance(count, (int, float)) or not 0 <= count < 1 << 63:
+        raise codec.damaged("numbers of rows that cannot be")
+    return int(count)
 
 
 def _stored(row: tuple[Any, ...]) -> Stored:

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from profinferd.agent.model.session import Session
 from profinferd.agent.model.snapshot import Snapshot
 from profinferd.agent.model.trace import Trace
 from profinferd.agent.recording import codec
+from profinferd.agent.recording import recorder as recorder_module
 from profinferd.agent.recording.facts import Facts, Names
 from profinferd.agent.recording.flight import FlightRecorder
 from profinferd.agent.recording.machine import memory_of
@@ -88,10 +90,11 @@ def record(path: Path, *, flushes: int = 1, finished: bool = True) -> Live:
 
 @functools.cache
 def recorded(flushes: int) -> bytes:
-    """The file that :func:`record` makes."""
+    """The file that :func:`record` makes, with the same bytes each time."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.pfi"
-        record(path, flushes=flushes)
+        with mock.patch.object(recorder_module, "read_clocks", lambda: traces.CLOCK):
+            record(path, flushes=flushes)
         return path.read_bytes()
 
 
@@ -339,7 +342,7 @@ def test_foreign_newer_and_cut_off_files_are_one_clear_error(tmp_path: Path) -> 
 
 
 def _everything(trace: Trace) -> None:
-    trace.calls, trace.runs, trace.ops, trace.sums, trace.experts  # noqa: B018
+    trace.calls, trace.runs, trace.ops, trace.sums, trace.routes, trace.experts, trace.counts  # noqa: B018
     for kind in trace.kinds:
         trace.records(kind)
     for index in range(len(trace.facts.graphs)):
@@ -384,6 +387,8 @@ HOSTILE: dict[str, tuple[str, str]] = {
     "graph numbers": ("UPDATE graphs SET id = id + 7", "not numbered"),
     "nodes": ("UPDATE graphs SET n_nodes = 1 << 30", "a graph of"),
     "sums": ("UPDATE sums SET graph = graph + 100", "sums of no graph"),
+    "endless rows": ("UPDATE records SET rows = 9e999", "rows that cannot be"),
+    "endless calls": ("UPDATE segments SET n_calls = 9e999", "segment that is none"),
     "a gap": ("UPDATE gaps SET count = 'many'", "a gap that is none"),
     "width": ("UPDATE segments SET width = 3", "op records"),
     "times": ("UPDATE segments SET n_ops = n_ops + 1", "op records"),
@@ -401,6 +406,66 @@ def test_files_made_to_harm(tmp_path: Path, name: str) -> None:
         db.executescript(statements)
     db.close()
     assert wanted in _reading(path)
+
+
+class Torn:
+    """A database, or a cursor, of which SQLite finds at the n-th step that it is damaged."""
+
+    def __init__(self, real: Any, steps: list[int]) -> None:
+        self.real, self.steps = real, steps
+
+    def _step(self) -> None:
+        self.steps[0] -= 1
+        if not self.steps[0]:
+            raise sqlite3.DatabaseError("database disk image is malformed")
+
+    def execute(self, *given: Any) -> Torn:
+        self._step()
+        return Torn(self.real.execute(*given), self.steps)
+
+    def fetchone(self) -> Any:
+        self._step()
+        return self.real.fetchone()
+
+    def __iter__(self) -> Any:
+        for row in self.real:
+            self._step()
+            yield row
+
+
+def test_damage_that_shows_at_any_step(tmp_path: Path) -> None:
+    """A page is looked at when it is needed: whichever is not whole, one line says so."""
+    path = tmp_path / "run.pfi"
+    path.write_bytes(recorded(2))
+
+    def read(step: int) -> int:
+        """Steps that were left."""
+        with Recording.open(str(path)) as recording:
+            steps = [step]
+            made: Any = recording
+            made._db, real = Torn(recording._db, steps), recording._db
+            try:
+                _everything(recording.trace)
+            finally:
+                made._db = real
+        return steps[0]
+
+    whole = 1000 - read(1000)
+    assert 20 < whole < 1000
+    for step in range(1, whole + 1):
+        with pytest.raises(UsageError, match="malformed"):
+            read(step)
+
+
+def test_endless_sums_are_noticed(tmp_path: Path) -> None:
+    """Also by who only counts."""
+    path = tmp_path / "run.pfi"
+    path.write_bytes(recorded(2))
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE segments SET n_ops = 9e999")
+    db.close()
+    with Recording.open(str(path)) as recording, pytest.raises(UsageError, match="rows that cannot be"):
+        _ = recording.trace.counts
 
 
 def test_a_table_is_never_unpacked_beyond_what_it_says() -> None:
