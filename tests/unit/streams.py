@@ -88,6 +88,7 @@ class Stream:
         self.sent: set[int] = set()
         self.confirmed: set[int] = set()
         self._graphs: dict[tuple[int, int, int], Builder] = {}
+        self._given: list[Builder] = []  # kept: another one could come to be at its address
         self._walked: dict[int, tuple[Records, list[tuple[int, bool]]]] = {}
         self._new()
 
@@ -188,11 +189,14 @@ class Stream:
 
     def _builder(self, step: Step) -> tuple[Builder, int]:
         if step.graph is not None:
-            return step.graph, step.hash or id(step.graph)
+            if not any(one is step.graph for one in self._given):
+                self._given.append(step.graph)
+            number = next(n for n, one in enumerate(self._given) if one is step.graph)
+            return step.graph, step.hash or (1 << 40) + number
         key = (len(step.pos), len(step.out), step.n_kv)
         if key not in self._graphs:
             self._graphs[key] = decoder(*key, layers=1)
-        return self._graphs[key], step.hash or hash(("decoder", *key)) & (2**63 - 1)
+        return self._graphs[key], step.hash or hash(key) & (2**63 - 1)
 
     def _describe(self, builder: Builder, hash: int, seq: int) -> int:
         if hash in self.sent:
