@@ -292,6 +292,7 @@ def test_a_scrape_gets_figures_of_now_and_costs_nothing_until_it_comes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Snapshots are made when somebody asks: whoever asks waits for one that is newer."""
+    monkeypatch.setattr(LISTEN, "PATIENCE_SECONDS", 60.0)
     published = Published()
     assert not published.wanted
     first = Fake().snapshot()

@@ -157,11 +157,14 @@ def test_live_table_on_a_terminal(plain: bool) -> None:
     env |= {"TERM": "xterm-256color", **({"NO_COLOR": "1"} if plain else {})}
     main_end, far_end = pty.openpty()
     process = subprocess.Popen(
-        command({**FOREVER}, "-d", "1.2", "--format", "json"),
+        command({**FOREVER}, "--format", "json"),
         cwd=ROOT, stdout=subprocess.PIPE, stderr=far_end, stdin=far_end, env=env,
     )  # fmt: skip
     os.close(far_end)
-    screen = _read_all(main_end)
+    screen = _read(main_end, until=b"MUL_MAT")
+    process.send_signal(signal.SIGINT)
+    screen += _read(main_end)
+    os.close(main_end)
     out, _ = process.communicate(timeout=LIMIT)
     assert process.returncode == 0
     assert json.loads(out)["schema"] == 1
@@ -170,10 +173,10 @@ def test_live_table_on_a_terminal(plain: bool) -> None:
     assert (b"\x1b[36m" in screen) is not plain
 
 
-def _read_all(terminal: int) -> bytes:
+def _read(terminal: int, until: bytes | None = None) -> bytes:
+    """What a program writes, until it has written that or is gone."""
     data = b""
     with contextlib.suppress(OSError):  # EIO: the far end is closed
-        while select.select([terminal], [], [], 20)[0]:
+        while (until is None or until not in data) and select.select([terminal], [], [], LIMIT)[0]:
             data += os.read(terminal, 65536)
-    os.close(terminal)
     return data

@@ -60,7 +60,7 @@ def server(path: str, log: list[str]) -> Iterator[ControlServer]:
 
 def raw(path: str, data: bytes) -> bytes:
     with socket.socket(socket.AF_UNIX) as sock:
-        sock.settimeout(10)
+        sock.settimeout(60)
         sock.connect(path)
         back = b""
         with contextlib.suppress(OSError):

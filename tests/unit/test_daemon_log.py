@@ -106,7 +106,7 @@ def test_a_manager_that_is_busy_is_waited_for(tmp_path: Path, monkeypatch: pytes
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as others,
     ):
         manager.bind(path)
-        manager.settimeout(30)
+        manager.settimeout(120)
         others.setblocking(False)
 
         def fill() -> None:
@@ -115,6 +115,7 @@ def test_a_manager_that_is_busy_is_waited_for(tmp_path: Path, monkeypatch: pytes
                     others.sendto(b"chatter", path)
 
         fill()
+        monkeypatch.setattr(notify, "PATIENCE_S", 60.0)
         told = Notifier({"NOTIFY_SOCKET": path})
         speaker = threading.Thread(target=told.ready, args=("watching",))
         speaker.start()

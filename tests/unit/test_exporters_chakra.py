@@ -216,7 +216,7 @@ def test_the_jsonizer_and_the_visualizer_of_mlc_chakra_read_it(tmp_path: Path, l
     (tmp_path / "t.et").write_bytes(data)
     for tool, output in (("jsonizer", "t.json"), ("visualizer", "t.graphml")):
         command = [sys.executable, "-m", f"chakra.src.{tool}.{tool}", "--input_filename", "t.et"]
-        subprocess.run([*command, "--output_filename", output], cwd=tmp_path, check=True, timeout=120)
+        subprocess.run([*command, "--output_filename", output], cwd=tmp_path, check=True, timeout=600)
     text = (tmp_path / "t.json").read_text()
     documents, at, decoder_ = [], 0, json.JSONDecoder()
     while at < len(text):

@@ -87,6 +87,7 @@ def attributes(point: Any) -> dict[str, str]:
 
 def exporter(url: str, *seen: Seen, **more: Any) -> OtlpExporter:
     collector = SnapshotCollector(lambda: seen or (Seen(snapshots.sampled(), "ok"),), "1.2.3")
+    more.setdefault("timeout", LIMIT)
     return OtlpExporter(url, lambda: list(collector.collect()), "1.2.3", **more)
 
 
@@ -184,10 +185,12 @@ def test_headers_are_sent(receiver: Receiver) -> None:
 # ---- endpoints that fail --------------------------------------------------------------
 
 
-def closed_port() -> int:
+@contextlib.contextmanager
+def closed_port() -> Iterator[int]:
+    """Bound and not listening: nobody else takes it, and whoever connects is refused."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+        yield int(sock.getsockname()[1])
 
 
 def test_an_outage_is_said_once_and_nothing_is_kept(receiver: Receiver) -> None:
@@ -207,22 +210,25 @@ def test_an_outage_is_said_once_and_nothing_is_kept(receiver: Receiver) -> None:
 
 
 def test_a_dead_endpoint_blocks_nobody_and_grows_nothing() -> None:
-    one = exporter(f"http://127.0.0.1:{closed_port()}/v1/metrics", every=0.01, timeout=0.05)
-    one.start()
-    until = time.monotonic() + LIMIT
-    while one.failed < 20:
-        assert time.monotonic() < until
-        time.sleep(0.01)
-    threads, before = threading.active_count(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    while one.failed < 120:
-        assert time.monotonic() < until + LIMIT
-        time.sleep(0.01)
-    assert threading.active_count() <= threads
-    # 100 messages of some 50 kB, if they were kept, would be 5 MB.
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 3000
-    begun = time.monotonic()
-    one.close()
-    assert time.monotonic() - begun < LIMIT
+    with closed_port() as port:
+        one = exporter(f"http://127.0.0.1:{port}/v1/metrics", every=0.001, timeout=0.05)
+        one.start()
+        until = time.monotonic() + 4 * LIMIT
+
+        def fails(times: int) -> None:
+            while one.failed < times:
+                assert time.monotonic() < until
+                time.sleep(0.01)
+
+        fails(20)
+        threads, before = threading.active_count(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        fails(320)
+        assert threading.active_count() <= threads
+        # 300 messages of some 50 kB, if they were kept, would be 15 MB.
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 9000
+        begun = time.monotonic()
+        one.close()
+        assert time.monotonic() - begun < LIMIT
 
 
 def test_an_endpoint_that_never_answers() -> None:
@@ -260,7 +266,9 @@ def test_figures_that_cannot_be_made_do_not_end_it(receiver: Receiver) -> None:
             raise ZeroDivisionError
         return list(collector.collect())
 
-    with contextlib.closing(OtlpExporter(receiver.url, families, "1.2.3", say=said.append)) as one:
+    with contextlib.closing(
+        OtlpExporter(receiver.url, families, "1.2.3", timeout=LIMIT, say=said.append)
+    ) as one:
         assert not one.send() and not receiver.requests
         assert any("ZeroDivisionError" in line for line in said)
         good = True

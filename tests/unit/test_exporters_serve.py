@@ -110,7 +110,7 @@ def test_half_open_connections_are_nothing(server: MetricsServer) -> None:
         for sock in sockets:
             with contextlib.suppress(OSError):  # closed to make room
                 sock.send(b"G")  # a timeout per read would never end this
-    assert threading.active_count() == threads
+    assert threading.active_count() <= threads  # one of an earlier test may have ended meanwhile
     assert len(os.listdir("/proc/self/fd")) - before - len(sockets) <= MAX_CONNECTIONS
     for sock in sockets:
         sock.close()
@@ -134,21 +134,29 @@ def test_whoever_says_nothing_loses_the_connection(monkeypatch: pytest.MonkeyPat
 
 def test_a_reader_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """It holds nobody up, and loses the connection."""
-    monkeypatch.setattr(httpd, "DEADLINE_SECONDS", 0.5)
+    monkeypatch.setattr(httpd, "DEADLINE_SECONDS", 60.0)
     body = b"x" * 50_000_000
-    server = MetricsServer(
-        "127.0.0.1", 0, lambda accept: ("text/plain", body if accept == "all" else b""), print
-    )
+    asked: list[str] = []
+
+    def render(accept: str) -> tuple[str, bytes]:
+        asked.append(accept)
+        return "text/plain", body if accept == "all" else b""
+
+    server = MetricsServer("127.0.0.1", 0, render, print)
     server.start()
-    before = len(os.listdir("/proc/self/fd"))
-    with socket.create_connection(server.socket.getsockname()[:2]) as sock:
-        sock.sendall(b"GET /metrics HTTP/1.1\r\nAccept: all\r\n\r\n")
+    request, address = b"GET /metrics HTTP/1.1\r\nAccept: all\r\n\r\n", server.socket.getsockname()[:2]
+    with socket.create_connection(address) as sock:
+        sock.sendall(request)
         for _ in range(10):
             assert ask(server, "GET", "/metrics")[0] == 200
+    monkeypatch.setattr(httpd, "DEADLINE_SECONDS", 0.5)
+    with socket.create_connection(address) as sock:
+        sock.sendall(request)
         until = time.monotonic() + 60
-        while len(os.listdir("/proc/self/fd")) > before + 1 and time.monotonic() < until:
+        # A machine that stood still meanwhile may have let it lose the connection before it had asked.
+        while server._connections or not (server.refused or asked.count("all") == 2):
+            assert time.monotonic() < until
             time.sleep(0.05)
-        assert len(os.listdir("/proc/self/fd")) <= before + 1
     server.close()
 
 

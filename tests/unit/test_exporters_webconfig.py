@@ -61,7 +61,7 @@ def serving(web: WebConfig) -> Iterator[HttpServer]:
 def curl(url: str, *options: str) -> tuple[int, str]:
     """(HTTP status, 0 where there was no answer; body)."""
     done = subprocess.run(
-        ["curl", "-s", "-m", "20", "-w", "\n%{http_code}", *options, url],
+        ["curl", "-s", "-m", "120", "-w", "\n%{http_code}", *options, url],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     body, _, status = done.stdout.rpartition("\n")

@@ -26,6 +26,9 @@ KILLED = ["sh", "-c", "kill -KILL $$"]
 DEAD_AT_ONCE = ["sh", "-c", "kill -SEGV $$"]
 DEAD_AT_THE_FIRST = ["sh", "-c", "echo '{\"start\": 0}'; kill -SEGV $$"]
 PATIENCE = 0.3
+"""With a child that says nothing."""
+LONG = 60.0
+"""With one that has to come to it, on whatever machine."""
 
 
 class Bench:
@@ -40,7 +43,7 @@ class Bench:
         self.other = next(f for f in mapped if f is not self.engine)
         self.asked = 0
 
-    def learn(self, timeout: float = PATIENCE) -> None:
+    def learn(self, timeout: float = LONG) -> None:
         """The engine's file first."""
         files: list[MappedFile] = self.cache.unknown([self.engine, self.other])
         self.asked += len(files)
@@ -72,14 +75,14 @@ def test_a_machine_without_time_or_memory(
 ) -> None:
     """An engine that nobody could look into is no file without an engine: it is found later."""
     children(monkeypatch, command)
-    bench.learn()
+    bench.learn(PATIENCE if command is SILENT else LONG)
     assert bench.verdicts() == (None, None)
     assert bench.cache.again_s([name(bench.engine)]) == AGAIN_S[0]
     bench.now = AGAIN_S[0] - 0.1
     bench.learn()
     assert bench.asked == 2, "not before its time"
     bench.now = AGAIN_S[0]
-    bench.learn(60)
+    bench.learn()
     assert bench.asked == 4
     assert bench.verdicts() == (True, False)
     assert bench.cache.again_s([name(bench.engine), name(bench.other)]) is None
@@ -120,7 +123,8 @@ def test_each_file_has_cpu_time_of_its_own() -> None:
         "from profinferd.agent.target import inspect_child\n"
         "inspect_child.limit_ourselves(); inspect_child.allow_a_file()\n"
         "first = resource.getrlimit(resource.RLIMIT_CPU)\n"
-        "while time.process_time() < 2.2: pass\n"
+        "until = time.process_time() + 2.2\n"
+        "while time.process_time() < until: pass\n"
         "inspect_child.allow_a_file(); second = resource.getrlimit(resource.RLIMIT_CPU)\n"
         "assert second[0] - first[0] in (1, 2, 3), (first, second)\n"
         "assert first[1] == second[1] == inspect_child.ALL_CPU_SECONDS > second[0]\n"
@@ -135,7 +139,7 @@ def test_a_file_that_kills_whoever_looks_is_left_alone(bench: Bench, monkeypatch
     assert bench.verdicts() == (False, None)
     assert bench.cache.again_s([name(bench.engine)]) is None
     bench.now = AGAIN_S[0]
-    bench.learn(60)
+    bench.learn()
     assert bench.asked == 3
     assert bench.verdicts() == (False, False)
 
@@ -151,7 +155,7 @@ def test_the_scout_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     with Engine(engine()) as stub:
         scout._look([stub.pid])
         assert scout.poll(0.0, frozenset()) == ([], [])
-        monkeypatch.setattr(scout_module, "TIMEOUT", 60.0)
+        monkeypatch.setattr(scout_module, "TIMEOUT", LONG)
         scout.poll(AGAIN_S[0] - 0.1, frozenset())
         assert not scout._queue
         now = AGAIN_S[0] + 3

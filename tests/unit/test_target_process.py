@@ -134,8 +134,8 @@ def test_name_with_brackets_and_blanks(tmp_path: Path) -> None:
 def test_maps_agree_with_the_kernels_text() -> None:
     found = p.read_maps(os.getpid())
     text = Path("/proc/self/maps").read_text().splitlines()
-    stack = next(m for m in found if m.path == "[stack]")
-    assert any(line.startswith(f"{stack.start:x}-") and line.endswith("[stack]") for line in text)
+    stack = next(m for m in found if m.path == "[stack]")  # which grows at its beginning
+    assert any(f"-{stack.end:x} " in line and line.endswith("[stack]") for line in text)
     code = [m for m in found if "x" in m.perms and m.inode]
     assert code and all(m.path.startswith("/") and not m.deleted for m in code)
     assert {(m.dev, m.inode) for m in code} == p.executable_ids(os.getpid())
