@@ -45,9 +45,9 @@ vm: setup ## Boot Debian 12 and 13 in an emulator: package, service, other kerne
 	@VM_ARCH="$(or $(ARCH),amd64)" $(PYTHON) -m pytest -v -s --durations=0 tests/vm $(if $(SUITE),-k $(SUITE))
 
 bench: PACKAGES += bpftrace $(BCC_PACKAGES)
-bench: setup ## Measure what watching costs, in 22 minutes; QUICK=1: in 3; ROWS="default all": only these
-	@BENCH_COMMAND='make bench$(if $(QUICK), QUICK=1)$(if $(ROWS), ROWS="$(ROWS)")' \
-	  $(PYTHON) -m tests.bench $(if $(QUICK),--quick) $(if $(ROWS),--rows "$(ROWS)")
+bench: setup ## Measure what watching costs, in 22 minutes; QUICK=1: in 3; ROWS="default all": only these; MODEL=file.gguf: yours
+	@BENCH_COMMAND='make bench$(if $(QUICK), QUICK=1)$(if $(ROWS), ROWS="$(ROWS)")$(if $(MODEL), MODEL="$(MODEL)")' \
+	  $(PYTHON) -m tests.bench $(if $(QUICK),--quick) $(if $(ROWS),--rows "$(ROWS)") $(if $(MODEL),--model "$(MODEL)")
 
 lint: setup ## Check style (ruff) and types (mypy --strict)
 	@$(PYTHON) -m ruff check

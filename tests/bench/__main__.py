@@ -16,6 +16,8 @@ from pathlib import Path
 from profinferd.agent.kernel.calibration import machine_name
 from profinferd.agent.version import version
 from tests.engines.fetch import GEMMA_NOTICE, ROOT, fetch
+from tests.engines.models import LARGE, SPECS
+from tests.engines.models import model as synthetic
 
 from . import causes, extras, measure, report, usage
 from .programs import time_by_program
@@ -43,6 +45,9 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="3 minutes: figures with wide intervals")
     parser.add_argument("--rows", default="", help=f"only these, by name: {' '.join(KEYS)}")
+    parser.add_argument(
+        "--model", type=_model, help=f"a GGUF file, or one of {', '.join([*SPECS, *LARGE])} (random weights)"
+    )
     parser.add_argument("--minutes", type=float, help="how long all of it may take")
     parser.add_argument("--seconds", type=float, help="decoding in one window")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of the order of the windows")
@@ -56,6 +61,16 @@ def _arguments() -> argparse.Namespace:
     return given
 
 
+def _model(name: str) -> Path:
+    """A file that is there, or a model of tests/engines/models.py."""
+    if name in SPECS or name in LARGE:
+        say(f"writing {name}, if it is not there")
+        return synthetic(name)
+    if not Path(name).is_file():
+        raise argparse.ArgumentTypeError(f"no such file: {name}")
+    return Path(name).resolve()
+
+
 def main() -> int:
     """Measures, prints the page, and writes it when everything was measured."""
     given = _arguments()
@@ -65,12 +80,12 @@ def main() -> int:
     begun = time.monotonic()
     size = _QUICK if given.quick else _FULL
     minutes, seconds = given.minutes or size["minutes"], given.seconds or size["seconds"]
-    whole = not given.quick and len(given.rows) == len(ROWS)
+    whole = not given.quick and len(given.rows) == len(ROWS) and given.model is None
     found = report.Findings(
         command=_command(),
         date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         minutes=0.0,
-        facts=_facts(),
+        facts=_facts(given.model),
         seconds=seconds,
         prefill=PREFILL,
         window_tokens={},
@@ -82,7 +97,7 @@ def main() -> int:
     _warn_if_busy()
     rows = [row for row in given.rows if row.key not in found.absent]
     until = begun + 60 * minutes
-    _measure(found, rows, until, seconds, int(size["attach"]), size["steady"], given.seed)
+    _measure(found, rows, until, seconds, int(size["attach"]), size["steady"], given.seed, given.model)
     found.minutes = (time.monotonic() - begun) / 60
     text = report.page(found)
     print(text)
@@ -102,6 +117,7 @@ def _measure(
     attach_times: int,
     steady_seconds: float,
     seed: int,
+    model: Path | None,
 ) -> None:
     """The figures without pairs first, then rounds until the time is over."""
     ops = [row for row in rows if row.sees_ops]
@@ -110,7 +126,7 @@ def _measure(
     with tempfile.TemporaryDirectory() as folder:
         say("calibration")
         found.calibration = extras.calibration(Path(folder))
-    with Target(seconds) as target:
+    with Target(seconds, model=model) as target:
         found.window_tokens = {threads: target.tokens(threads) for threads in THREADS}
         say(f"tokens in a window: {found.window_tokens} (by threads)")
         names: list[str] = []
@@ -135,7 +151,7 @@ def _measure(
                 found.steady.append(steady(target, row, threads, steady_seconds))
         if ops:
             say("operators against the witness")
-            found.shares = shares_right(ops, names, seconds, say)
+            found.shares = shares_right(ops, names, seconds, say, model)
         # The last round may last a little longer than there is time.
         found.results = measure.run(target, rows, names, until, seed, say)
 
@@ -144,7 +160,7 @@ def _command() -> str:
     return os.environ.get("BENCH_COMMAND") or " ".join(["python", "-m", "tests.bench", *sys.argv[1:]])
 
 
-def _facts() -> dict[str, str]:
+def _facts(model: Path | None) -> dict[str, str]:
     engines = fetch()
     wheel = next((p.name for p in engines.site.glob("llama_cpp_py_sync-*.dist-info")), "unknown")
     git = subprocess.run(
@@ -166,7 +182,7 @@ def _facts() -> dict[str, str]:
         "machine": f"{machine_name()}, Linux {platform.release()}",
         "versions": ", ".join(versions),
         "engine": wheel.removesuffix(".dist-info").replace("_", "-") + ", stripped, on the CPU",
-        "model": f"{engines.gemma.name} ({GEMMA_NOTICE})",
+        "model": model.name if model else f"{engines.gemma.name} ({GEMMA_NOTICE})",
     }
 
 

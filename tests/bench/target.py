@@ -35,11 +35,13 @@ class Target(PySync):
     """Decodes what it is told to. A context manager.
 
     ``seconds``: how long the decoding in a window shall take; its number of tokens follows
-    from the speed at that many threads, measured once.
+    from the speed at that many threads, measured once. ``model``: a GGUF file; None: the usual one.
     """
 
-    def __init__(self, seconds: float, env: Mapping[str, str] | None = None) -> None:
-        options = Options(fetch().gemma, context=1024, sequences=1, stripped=True, env=env or {})
+    def __init__(
+        self, seconds: float, env: Mapping[str, str] | None = None, model: Path | None = None
+    ) -> None:
+        options = Options(model or fetch().gemma, context=1024, sequences=1, stripped=True, env=env or {})
         super().__init__(options, script=SCRIPT)
         self.seconds = seconds
         self._tokens: dict[int, int] = {}

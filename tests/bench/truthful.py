@@ -38,13 +38,17 @@ def as_operators(by_function: Mapping[str, float], operators: Iterable[str]) -> 
 
 
 def shares_right(
-    rows: Sequence[Row], functions: Sequence[str], seconds: float, progress: Callable[[str], None]
+    rows: Sequence[Row],
+    functions: Sequence[str],
+    seconds: float,
+    progress: Callable[[str], None],
+    model: Path | None = None,
 ) -> dict[str, float]:
     """By row: :func:`rightly`, with the witness in the same process at the same time."""
     found: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         witness = truth.Witness(truth.build_shim(), Path(folder) / "truth.bin")
-        with Target(seconds, env=witness.env) as target:
+        with Target(seconds, env=witness.env, model=model) as target:
             target.tokens(1)
             for row in rows:
                 try:
