@@ -280,10 +280,16 @@ def test_waits_of_one_target_are_shed_and_those_of_the_other_are_not(tmp_path: P
     with (
         Daemon(tmp_path / "d", f"{NAME}*", under=under, profile=profile) as daemon,
         known(daemon, program) as stub,
-        known(daemon, second) as calm,
+        Engine(second) as calm,
     ):
         ahead(stub.pid)
         ahead(calm.pid)
+        # It computes from its first kernel on: by a few that sleep it would be judged until it has
+        # computed for long enough, which is a matter of who else runs.
+        daemon.wait_for(calm.pid)
+        for words in ("pos=0-3 out=3", "pos=4 out=0", "pos=5 out=0"):
+            calm.order(f"run {words} us=1000 spin")
+        daemon.wait_for_tokens(calm.pid, 4, 2)
         until, position = time.monotonic() + 2 * DEADLINE, 6
 
         def work(words: str) -> dict[str, Any]:
