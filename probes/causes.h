@@ -74,7 +74,7 @@ struct sched_thread {
 	__u64 work_wait_ns[WAIT_CAUSES];
 	__u64 page_ns;		/* blocked for pages since its last fault record */
 	__u64 wake_max_ns;	/* longest time from wake-up to running, while a graph ran */
-	__u64 exec_ns;		/* what the scheduler says it had run when it last left a core; 0: not known */
+	__u64 exec_ns;		/* what the scheduler says it had run when it last left a core; 0: not known, 1: it is new */
 	__u32 waits[WAIT_CAUSES];	/* how often */
 	__u32 work_waits[WAIT_CAUSES];
 	__u32 migrations;	/* came back on another core */

@@ -515,7 +515,7 @@ int on_switch(__u64 *ctx)
 	return 0;
 }
 
-static __always_inline int wakes(struct task_struct *p)
+static __always_inline struct sched_thread *wakes(struct task_struct *p)
 {
 	struct sched_thread *t;
 	__u64 ts;
@@ -528,19 +528,25 @@ static __always_inline int wakes(struct task_struct *p)
 		return 0;
 	t->clock_woken = graph_clock_at(t->tgid, ts);
 	t->woken = ts;
-	return 0;
+	return t;
 }
 
 SEC("tp_btf/sched_wakeup")
 int on_wakeup(__u64 *ctx)
 {
-	return wakes((void *)ctx[0]);
+	wakes((void *)ctx[0]);
+	return 0;
 }
 
 SEC("tp_btf/sched_wakeup_new")
 int on_wakeup_new(__u64 *ctx)
 {
-	return wakes((void *)ctx[0]);
+	struct sched_thread *t = wakes((void *)ctx[0]);
+
+	/* It has not run yet, and that is known: 0 would say that it is not. */
+	if (t && !t->exec_ns)
+		t->exec_ns = 1;
+	return 0;
 }
 
 SEC("tp_btf/sched_process_exit")

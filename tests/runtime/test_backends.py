@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,9 +75,12 @@ def test_the_daemon_loads_programs_for_them_when_there_is_something_to_see(tmp_p
             loaded = daemon.programs()
             with Told([two]) as victim:
                 daemon.wait_for(victim.pid)
-                for _ in range(3):
+
+                def seen(target: dict[str, Any]) -> bool:
                     victim.tell("1")
-                found = daemon.wait_for(victim.pid, lambda t: bool((t["report"] or {}).get("engine_calls")))
+                    return bool((target["report"] or {}).get("engine_calls"))
+
+                found = daemon.wait_for(victim.pid, seen)
                 assert "compute" in {one["call"] for one in found["report"]["engine_calls"]}
                 more = daemon.programs() - loaded
             assert loaded and more, "loaded only now"

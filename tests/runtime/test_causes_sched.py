@@ -18,7 +18,7 @@ from profinferd.agent.targetcauses import TargetCauses
 from ..groups import quota_group
 from ..tries import in_one_of, timed
 from .cases import ahead
-from .waits import Waits, one_cpu, watching
+from .waits import ANSWER_SECONDS, Waits, one_cpu, watching
 
 ATTEMPTS = 6
 """Others take cores meanwhile, and so does a hypervisor."""
@@ -131,6 +131,51 @@ def not_traced() -> None:
         timed(waited == pytest.approx(truth[1] - ready, rel=0.1, abs=0.002), (waited, truth[1] - ready))
 
 
+def test_the_first_switch_to_a_thread_was_not_traced() -> None:
+    """As above, and it had never left a core before: it is known that it had not run."""
+    in_one_of(ATTEMPTS, first_not_traced)
+
+
+def first_not_traced() -> None:
+    with Waits() as victim, watching(victim.pid, faults=False) as watch:
+        victim.do("spin 1")
+        sched = watch.causes.sched
+        assert sched is not None
+        ahead(victim.pid)  # and so are its threads
+        for _ in range(20):  # where others take its core it may have left it before we look
+            missed = sched.stats()["missed"]
+            known = set(sched.threads()["tid"].tolist())
+            victim.start("threads 1 200")
+            until = time.monotonic() + ANSWER_SECONDS
+            while not (new := [r for r in sched.threads() if r["tid"] not in known and r["state"] != 1]):
+                assert time.monotonic() < until
+            now = new[0].copy()
+            if now["state"] == 0 and now["waits"].sum() <= 2:
+                break  # nothing but waiting for its first core
+            victim.finish()
+        else:
+            pytest.fail("it was never seen on its first core")
+        tid = int(now["tid"])
+        for name in ("run_ns", "work_run_ns", "wait_ns", "work_wait_ns", "waits", "work_waits"):
+            now[name] = 0
+        now["state"], now["since"], now["woken"] = 1, now["begun"], now["begun"]
+        sched.map("sched_threads").update(tid.to_bytes(4, "little"), now.tobytes())
+        try:
+            lines = Path(f"/proc/{victim.pid}/task/{tid}/status").read_text().splitlines()
+            left = sum(int(line.split()[1]) for line in lines if "ctxt_switches" in line)
+        except (FileNotFoundError, ProcessLookupError):
+            left = 1
+        # Where we were held up between the look and this, it may have left its core by now.
+        timed(left == 0, "it had left its core")
+        victim.finish()
+        watch.settle(victim)
+        (row,) = sched.threads([tid])
+        # Of its last milliseconds the scheduler's account says nothing yet when it ends.
+        ran = int(row["run_ns"].sum()) / 1e9
+        assert ran > 0.18, ran
+        assert sched.stats()["missed"] > missed
+
+
 def test_a_thief_on_the_same_core() -> None:
     """Two busy processes on one core: the wait equals schedstat's, and the other one is named.
 
@@ -217,6 +262,10 @@ def a_quota() -> None:
 
 def test_threads_that_come_and_go() -> None:
     """A pool that is rebuilt while watched: its time stays in the sums, its entries do not."""
+    in_one_of(ATTEMPTS, come_and_go)
+
+
+def come_and_go() -> None:
     with Waits() as victim, watching(victim.pid, faults=False) as watch:
         target = TargetCauses(watch.causes, open_process(victim.pid))
         assert watch.causes.sched is not None
@@ -229,7 +278,9 @@ def test_threads_that_come_and_go() -> None:
             assert set(rows["tid"].tolist()) == {victim.pid}, "entries of ended threads are left"
             ended = [t for t in target._sums.figures(rows, now_ns=0, clock_ns=0, kinds=()) if not t.alive]
             assert len(ended) == min(20 * (n + 1), 65)
-            assert sum(t.work_run_seconds for t in ended) >= 0.95 * 20 * (n + 1) * 0.005
+            ran = sum(t.work_run_seconds for t in ended)
+            # Where neither the coming nor the leaving of a short one was traced, nobody knows what it ran.
+            timed(ran >= 0.95 * 20 * (n + 1) * 0.005, ran)
         assert watch.causes.sched.stats()["map_full"] == 0
         target.close()
 

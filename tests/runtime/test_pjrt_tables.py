@@ -88,12 +88,10 @@ def test_a_plugin_whose_functions_nobody_has_asked_for() -> None:
             assert any("no table of its functions is in memory yet" in n for n in watched.snapshot().notes)
             assert watched.snapshot().engine_calls == ()
             victim.tell(f"load {plugin(NEW)}")
-            for _ in range(200):
+            until = time.monotonic() + DEADLINE
+            while not any(f"{NEW} functions" in note for note in watched.snapshot().notes):
                 watched.poll(0.01)
-                if any(f"{NEW} functions" in note for note in watched.snapshot().notes):
-                    break
-            else:
-                pytest.fail("the table was never looked for again")
+                assert time.monotonic() < until, "the table was never looked for again"
             victim.tell("run 1")
             seen = watched.snapshot()
     assert program(seen, "waits").executions == 1

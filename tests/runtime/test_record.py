@@ -333,7 +333,11 @@ def test_a_full_disk_keeps_what_was_flushed(tmp_path: Path) -> None:
             record.wait_for("attached")
             stub.order("run pos=0-9 out=9 us=50")
             until(lambda: _calls_or_none(path) == 1)
+            record.process.send_signal(signal.SIGSTOP)  # a flush takes some room for itself
+            state = Path(f"/proc/{record.process.pid}/stat")
+            until(lambda: state.read_text().rpartition(")")[2].split()[0] == "T")
             (folder / "filler").write_bytes(bytes(400 << 10)[: _room(folder) - 8192])
+            record.process.send_signal(signal.SIGCONT)
             for position in range(10, 10_000):
                 if record.process.poll() is not None:
                     break
@@ -502,8 +506,8 @@ EARLY = """
 import importlib, os, signal, sys
 module = importlib.import_module("profinferd.agent.cli.record")
 attach = module._Run.attach_to
-def signalled(run, pid):
-    watched = attach(run, pid)
+def signalled(*arguments):
+    watched = attach(*arguments)
     os.kill(os.getpid(), signal.SIGUSR1)
     return watched
 module._Run.attach_to = signalled
