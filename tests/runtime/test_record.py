@@ -20,10 +20,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from profinferd.agent import attach
 from profinferd.agent.attach import Attachment
 from profinferd.agent.cli import main
 from profinferd.agent.errors import UsageError
 from profinferd.agent.kernel.programs import GgmlPrograms
+from profinferd.agent.model.budget import Prices
 from profinferd.agent.model.trace import PHASES, Trace
 from profinferd.agent.recording.facts import Facts
 from profinferd.agent.recording.reader import Recording
@@ -279,6 +281,8 @@ def test_a_tiny_ring_loses_and_the_gaps_say_so(tmp_path: Path, monkeypatch: pyte
         return loaded
 
     monkeypatch.setattr(GgmlPrograms, "load", classmethod(tiny))
+    # Where this machine's prices are not kept yet, they would be measured with that ring.
+    monkeypatch.setattr(attach, "prices_here", lambda *_: Prices(1000, 1000, 1000, 1e6))
     path = tmp_path / "run.pfi"
     with Engine(engine()) as stub, Attachment.open(stub.pid, ops="all") as watched:
         writer = RecordingWriter(str(path))
