@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 from prometheus_client.metrics_core import Metric as Family
 
 from profinferd.agent.model.latency import BUCKETS
+from profinferd.exporters import otlp
 from profinferd.exporters.otlp import OPERATION, PROVIDER, OtlpExporter, otlp_name, otlp_unit
 from profinferd.exporters.prometheus import Seen, SnapshotCollector
 from profinferd.exporters.registry import METRICS, Kind
@@ -157,16 +159,17 @@ def test_the_resource_says_who_sends(receiver: Receiver) -> None:
     assert found["host.name"] == socket.gethostname()
 
 
-def test_times_go_forward(receiver: Receiver) -> None:
-    before = time.time_ns()
+def test_times_go_forward(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the exporter's beginning on; a clock that is set back makes no message older than that."""
+    clock = iter([5000, 7000, 9000, 1000])
+    monkeypatch.setattr(otlp, "time", SimpleNamespace(time_ns=lambda: next(clock)))
     one = exporter(receiver.url)
-    assert one.send()
-    assert one.send()
     times = []
-    for at in (0, 1):
+    for at in range(3):
+        assert one.send()
         (point,) = receiver.metrics(at)["profinfer.generation_tokens"].sum.data_points
         times.append((point.start_time_unix_nano, point.time_unix_nano))
-    assert before <= times[0][0] == times[1][0] <= times[0][1] <= times[1][1] <= time.time_ns()
+    assert times == [(5000, 7000), (5000, 9000), (5000, 5000)]
 
 
 def test_it_goes_on_by_itself(receiver: Receiver) -> None:
