@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from decimal import Decimal
 from functools import cached_property
 
 from .causes import Thread
@@ -176,12 +177,19 @@ def _busy(thread: Thread) -> float:
 
 def ms(seconds: float | None) -> str:
     """``12.3 ms``."""
-    return "-" if seconds is None else f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+    if seconds is None:
+        return "-"
+    return f"{digits(seconds * 1e3)} ms" if seconds < 1 else f"{digits(seconds)} s"
+
+
+def digits(number: float, how_many: int = 3) -> str:
+    """``12.3``, ``1,000``: so many digits that count, and no exponent."""
+    return format(Decimal(f"{number:.{how_many}g}"), ",f")
 
 
 def percent(share: float) -> str:
     """``34 %``."""
-    return f"{share * 100:.0f} %" if share >= 0.1 else f"{share * 100:.2g} %"
+    return f"{share * 100:.0f} %" if share >= 0.1 else f"{digits(share * 100, 2)} %"
 
 
 def counted(count: int, what: str) -> str:
@@ -191,7 +199,7 @@ def counted(count: int, what: str) -> str:
 
 def giga(rate: float, unit: str) -> str:
     """``21.3 GB/s``."""
-    return f"{rate / 1e9:.3g} {unit}"
+    return f"{digits(rate / 1e9)} {unit}"
 
 
 def listed(names: Iterable[str]) -> str:

@@ -11,6 +11,7 @@ import dataclasses
 
 import pytest
 
+from profinferd.agent.model import case
 from profinferd.agent.model import causes as cz
 from profinferd.agent.model import snapshot as model
 from profinferd.agent.model.clockdata import Clocks, Cooling, CoreClock
@@ -545,3 +546,14 @@ def test_calls_that_were_watched_stand_for_all() -> None:
     # Where next to nothing is missing, they are what they are.
     found = the(judge(plain(threads=shed(40, 2.0, 0.01 * window, preempted=0.4))), "preempted")
     assert found.confidence == "high" and "watched" not in found.evidence[-1]
+
+
+def test_figures_in_words_have_no_exponent() -> None:
+    """Three digits that count, also where they round up to one more, and of what is large or tiny."""
+    assert [case.ms(s) for s in (0.0123456, 0.9994, 0.9996, 12.34, 1234.5, 2e-9, 0.0, None)] == [
+        "12.3 ms", "999 ms", "1,000 ms", "12.3 s", "1,230 s", "0.000002 ms", "0 ms", "-",
+    ]  # fmt: skip
+    assert [case.giga(r, "GB/s") for r in (21.34e9, 999.6e9, 1.5e13)] == [
+        "21.3 GB/s", "1,000 GB/s", "15,000 GB/s",
+    ]  # fmt: skip
+    assert [case.percent(s) for s in (0.336, 0.0123, 0.0996, 1e-7)] == ["34 %", "1.2 %", "10 %", "0.00001 %"]
