@@ -23,6 +23,9 @@ from .undisturbed import first_in_line
 
 MODEL = "dense24-q4_0"
 SECONDS = 12.0
+LIMIT = 300.0
+"""Where so much is not seen in them, as on a machine that others use."""
+PHASES = ("decode", "prefill")
 ATTEMPTS = 8
 """A preemption that only one of the two looked at moves a share."""
 PAUSE = 0.02
@@ -33,14 +36,15 @@ BUDGET = 0.1
 
 @contextmanager
 def chatting(victim: pysync.PySync) -> Iterator[None]:
-    """Requests close together, no prompt as long as another."""
+    """Requests close together, no prompt as long as another, and all within one step of the cache: a
+    token's operators are as large as those of any other."""
     over = threading.Event()
 
     def chat() -> None:
         i = 0
         while not over.is_set():
             i += 1
-            victim.ask("generate", context=0, prompt=models.words(30 + 37 * i % 200, i), n=40)
+            victim.ask("generate", context=0, prompt=models.words(30 + 37 * i % 180, i), n=40)
             time.sleep(PAUSE)
 
     thread = threading.Thread(target=chat)
@@ -70,21 +74,27 @@ def _sampled(victim: pysync.PySync) -> tuple[Snapshot, Report]:
             driver = attachment._driver
             assert driver is not None
             driver._controller = told
-            until = time.monotonic() + SECONDS
-            while time.monotonic() < until:
+            begun, seen = time.monotonic(), attachment.snapshot()
+            while (passed := time.monotonic() - begun) < SECONDS or (not partly(seen) and passed < LIMIT):
                 told.armed = told.summing = True
                 attachment.poll(0.25)
                 told.armed = told.summing = False
                 attachment.poll(0.25)
-                counters.look(attachment.snapshot())
+                seen = counters.look(attachment.snapshot())
         report = every.finish()
     return counters.look(attachment.snapshot()), report
+
+
+def partly(seen: Snapshot) -> bool:
+    """Whether some graphs of each phase were timed, and some were not."""
+    graphs = {g.phase: g for g in seen.counters.graphs} if seen.counters else {}
+    return all(p in graphs and 0 < graphs[p].sampled < graphs[p].count for p in PHASES)
 
 
 def differences(seen: Snapshot, report: Report) -> list[str]:
     """Ops whose share of their phase is off by more than 2 points, or whose bytes a call are others."""
     found = []
-    for phase in ("decode", "prefill"):
+    for phase in PHASES:
         sampled = [op for op in seen.ops if op.phase == phase]
         full = [op for op in report.ops if op.phase == phase]
         ours = shares((op.op, op.role, op.seconds) for op in sampled)
@@ -99,7 +109,7 @@ def differences(seen: Snapshot, report: Report) -> list[str]:
             mean = sum(op.bytes or 0 for op in a) / sum(op.calls for op in a)
             # Prompts differ in length, and the two did not begin with the same one.
             if phase == "decode" and mean != pytest.approx(
-                sum(op.bytes for op in b) / sum(op.calls for op in b), rel=0.05
+                sum(op.bytes for op in b) / sum(op.calls for op in b), rel=1e-6
             ):
                 found.append(f"{phase} {key}: {mean:.0f} bytes a call")
     return found
@@ -116,9 +126,7 @@ def test_shares_are_those_of_a_full_trace(engines: Engines) -> None:
             if not any("truly" in line for line in found):  # another process may blur shares, not bytes
                 break
     assert not found, describe(found)
-    graphs = {g.phase: g for g in seen.counters.graphs} if seen.counters else {}
-    for phase in ("decode", "prefill"):
-        assert 0 < graphs[phase].sampled < graphs[phase].count
+    assert partly(seen), seen.counters
     assert all(graph.uncovered == 0 for graph in seen.graphs if graph.uncovered is not None)
 
 
@@ -129,14 +137,14 @@ def test_the_budget_is_kept(engines: Engines) -> None:
         victim.ask("generate", context=0, prompt=models.words(30), n=4)
         with chatting(victim):
             with Attachment.open(victim.pid, ops="sampled", budget=BudgetConfig(BUDGET)) as attachment:
-                begun = time.monotonic()
-                bursts = 0
-                while (passed := time.monotonic() - begun) < SECONDS or (bursts < 2 and passed < 120):
+                begun, enough = time.monotonic(), False
+                while (passed := time.monotonic() - begun) < SECONDS or (not enough and passed < LIMIT):
                     attachment.poll(0.25)
-                    told = counters.look(attachment.snapshot()).budget
-                    bursts = told.bursts if told is not None else 0
+                    seen = counters.look(attachment.snapshot())
+                    bursts = seen.budget.bursts if seen.budget is not None else 0
+                    enough = bursts >= 2 and {op.phase for op in seen.ops} == set(PHASES)
             seen = attachment.snapshot()
     assert seen.budget is not None and seen.budget.bursts >= 2
     estimate = seen.overhead.estimated_ratio
     assert estimate is not None and 0 < estimate <= BUDGET
-    assert {op.phase for op in seen.ops} == {"decode", "prefill"}
+    assert {op.phase for op in seen.ops} == set(PHASES)

@@ -18,7 +18,7 @@ from tests.runtime.stub_engine import quick
 
 from .fetch import Engines
 from .processes import with_parent
-from .servers import free_port
+from .servers import Options, Server
 
 HOOKS = [
     h.symbol
@@ -64,25 +64,28 @@ def test_every_function_where_binutils_finds_it(engines: Engines) -> None:
 
 
 @contextmanager
-def running(command: list[str], env: dict[str, str], until: str) -> Iterator[int]:
-    """A process that has ``until`` among its mapped files."""
+def importing(engines: Engines, module: str) -> Iterator[int]:
+    """A Python process that has imported it."""
+    code = f"import {module}, sys; print('ready', flush=True); sys.stdin.read()"
     child = subprocess.Popen(
-        command,
-        env={**os.environ, **env},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        with_parent([str(engines.python), "-c", code]), stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     try:
-        deadline = time.monotonic() + 60
-        while until not in Path(f"/proc/{child.pid}/maps").read_text():
-            assert child.poll() is None and time.monotonic() < deadline
-            time.sleep(0.05)
-        time.sleep(0.3)
+        assert child.stdout is not None and child.stdout.readline() == b"ready\n"
         yield child.pid
     finally:
         child.kill()
         child.communicate()
+
+
+class WithoutModel(Server):
+    """Up, with all its libraries and no model."""
+
+    def command(self) -> tuple[list[str], dict[str, str]]:
+        binary = self.options.model
+        return [str(binary), "--host", "127.0.0.1", "--port", str(self.port)], {
+            "LD_LIBRARY_PATH": str(binary.parent)
+        }
 
 
 def check(info: TargetInfo) -> None:
@@ -100,12 +103,8 @@ def check(info: TargetInfo) -> None:
 
 def test_stripped_shared_server(engines: Engines) -> None:
     """C01: a server without a model has all its libraries already; only exported names are left."""
-    binary = engines.skulk_bin / "llama-server"
-    command = with_parent([str(binary), "--host", "127.0.0.1", "--port", str(free_port())])
-    with (
-        running(command, {"LD_LIBRARY_PATH": str(engines.skulk_bin)}, "libggml-cpu") as pid,
-        inspect_target(pid) as info,
-    ):
+    nothing = Options(engines.skulk_bin / "llama-server")
+    with WithoutModel(nothing, "skulk") as server, inspect_target(server.pid) as info:
         roles = {os.path.basename(f.path).partition(".")[0]: f.role for f in info.files}
         assert roles == {"libllama": "call", "libggml-base": "graph", "libggml-cpu": "graph+barrier+op"}
         assert {f.symbols for f in info.files} == {".dynsym"}
@@ -114,8 +113,7 @@ def test_stripped_shared_server(engines: Engines) -> None:
 
 def test_static_extension_in_python(engines: Engines) -> None:
     """C17: one static module of 100 MB inside a Python process, found by what it holds."""
-    command = with_parent([str(engines.python), "-c", "import xllamacpp, sys; sys.stdin.read()"])
-    with running(command, {}, "xllamacpp.abi3.so") as pid, inspect_target(pid) as info:
+    with importing(engines, "xllamacpp") as pid, inspect_target(pid) as info:
         assert [f.role for f in info.files] == ["call+graph+barrier+op"]
         assert "llama_process" in {h.symbol for h in info.files[0].hooks}
         check(info)

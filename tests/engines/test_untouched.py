@@ -30,8 +30,9 @@ from .profiler import Profiler
 
 PROMPT = models.words(24)
 TOKENS = 60
-PATIENCE = 120.0
-"""Seconds until the kernel has taken away what a killed process held; perf uprobes take longest."""
+PATIENCE = 300.0
+"""Seconds until the kernel has taken away what a killed process held (perf uprobes take longest), and
+until a target that got no core has computed something."""
 OP_LEVEL, ALL_LEVELS = ("op",), ("op", "graph", "call")
 
 
@@ -63,7 +64,8 @@ class Decoding(threading.Thread):
 
     def __exit__(self, *_: object) -> None:
         self.over.set()
-        self.join(60)
+        self.join(PATIENCE)
+        assert not self.is_alive(), "the target does not answer"
         assert self.error is None, self.error
         assert self.answers > 0
         assert not self.wrong, "the target's output changed"
@@ -83,6 +85,14 @@ def once_served(server: servers.Server) -> Callable[[], Any]:
         return answer["content"], answer["tokens"]
 
     return ask
+
+
+def left_of(links: set[int]) -> set[int]:
+    """Those that stay: who lists all links of the machine holds each for a moment."""
+    until = time.monotonic() + PATIENCE
+    while (left := links & {link.id for link in bpfsys.links()}) and time.monotonic() < until:
+        time.sleep(0.005)
+    return left
 
 
 @dataclass
@@ -113,6 +123,13 @@ class Cycler:
             self.programs.detach(levels[-1])
             self.detached.append(time.perf_counter() - begin)
             self.programs.drain()
+
+    def until_hit(self, which: str, levels: Sequence[str] = ALL_LEVELS, more_than: int = 0) -> None:
+        """Further cycles until the probes have fired so often: the target may have had no core."""
+        until = time.monotonic() + PATIENCE
+        while self.programs.stats()[which] <= more_than:
+            assert time.monotonic() < until, f"the probes never fired: nothing was tested ({which})"
+            self.cycle(1, levels)
 
     def breakpoints(self) -> int:
         """Bytes of the target's code that are not those of its files."""
@@ -168,9 +185,9 @@ def test_same_bytes_through_attach_and_detach(engines: Engines) -> None:
                     probes.attach(("graph", "call"))
                     probes.cycle(of_ops, OP_LEVEL)
                     probes.programs.detach("call")
-                hits = probes.programs.stats()
-                assert hits["hits_op"] > cycles, "the probes never fired: nothing was tested"
-                assert hits["hits_call"] > 0 and hits["hits_graph"] > 0
+                probes.until_hit("hits_op", more_than=cycles)
+                probes.until_hit("hits_call")
+                probes.until_hit("hits_graph")
                 assert probes.breakpoints() == 0
 
         with ThreadPoolExecutor(len(jobs)) as pool:
@@ -188,7 +205,7 @@ def test_same_bytes_through_cycles_of_the_op_level(method: str, engines: Engines
     ):
         probes.attach(("graph", "call"))
         probes.cycle(40, OP_LEVEL)
-        assert probes.programs.stats()["hits_op"] > 0
+        probes.until_hit("hits_op", OP_LEVEL)
         probes.programs.detach("call")
         assert probes.breakpoints() == 0
         print(probes)
@@ -202,11 +219,14 @@ def test_attached_again_and_again(method: str, times: int, engines: Engines) -> 
         for _ in range(times):
             with Attachment.open(victim.pid, method=method) as attachment:
                 attachment.poll(0.2)
+                until = time.monotonic() + PATIENCE
+                while not attachment.snapshot().tokens.decode and time.monotonic() < until:
+                    attachment.poll(0.05)
                 mine = links_of(os.getpid())
                 assert len(mine) >= 2
             assert attachment.seen_anything
             assert (attachment.snapshot().tokens.decode or 0) > 0
-            assert not mine & {link.id for link in bpfsys.links()}
+            assert not left_of(mine)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])
@@ -233,7 +253,7 @@ def test_several_contexts(engines: Engines) -> None:
         with cycler(victim.pid, METHODS[0]) as probes, Decoding(together) as decoding:
             assert decoding.right == alone
             probes.cycle(25)
-            assert probes.programs.stats()["hits_call"] > 0
+            probes.until_hit("hits_call")
         with Profiler(victim.pid) as profiler:
             assert together() == alone
             report = profiler.finish()
@@ -269,14 +289,13 @@ def test_killed_profiler_leaves_nothing(method: str, engines: Engines) -> None:
         with Profiler(victim.pid, "--attach-method", method) as profiler:
             victim.start("generate", **job)
             time.sleep(0.05)
-            links = links_of(profiler.pid)
-            assert len(links) >= 3 and links <= {link.id for link in bpfsys.links()}
+            # What is watched in trials comes and goes.
+            links = links_of(profiler.pid) & {link.id for link in bpfsys.links()}
+            assert len(links) >= 3
             killed = time.monotonic()
             profiler.kill()
-            while links & {link.id for link in bpfsys.links()} and time.monotonic() < killed + PATIENCE:
-                time.sleep(0.005)
+            assert not left_of(links)
             gone = time.monotonic() - killed
-            assert not links & {link.id for link in bpfsys.links()}
             during = victim.finish()
         with inspect_target(victim.pid) as info:
             while (left := sum(code_of(victim.pid, f)[1] for f in info.files if f.hooks)) and (
