@@ -9,7 +9,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from selenium.webdriver.common.by import By
 
 from profinferd.agent.recording.reader import Recording
 from tests.page.browser import DESKTOP, browser
@@ -69,12 +68,12 @@ def test_the_page_of_a_real_run(engines: Engines, tmp_path: Path) -> None:
         tab.open(page)
 
         def text(selector: str) -> str:
-            return str(tab.driver.find_element(By.CSS_SELECTOR, selector).text)
+            return str(tab.js("document.querySelector(arguments[0]).innerText", selector))
 
         assert text("[data-figure=generated] .value") == str(int(timings["predicted_n"]))
         assert f"after {int(timings['prompt_n'])} prompt tokens" in text("[data-figure=generated] .subline")
         number, unit = text("[data-figure=inter_token] .value").split()
-        mean_ms = float(number) * {"µs": 1e-3, "ms": 1, "s": 1e3}[unit]
+        mean_ms = float(number.replace(",", "")) * {"µs": 1e-3, "ms": 1, "s": 1e3}[unit]
         assert mean_ms == pytest.approx(timings["predicted_per_token_ms"], rel=0.05)
         assert text("[data-figure=lost] .value") == "0"
         # Gemma 3 270M has 18 layers; every kernel of it was seen.

@@ -19,10 +19,14 @@ from profinferd.agent.model.verdictdata import Verdict
 
 from ..tries import in_one_of, timed
 from . import models, pysync
+from .test_causes import ready_seconds
 from .undisturbed import as_others, first_in_line
 
 ATTEMPTS = 8
 """Others use the memory, too: each attempt measures rate and peak anew."""
+PLAIN = 3
+"""So many attempts in which it read as fast as can be and waited for nobody, by the engine's and the
+kernel's clocks, and nothing was said of it, are a defect."""
 DECODED = 30
 PROMPT = 300
 LAYER_BYTES = 120_000_000
@@ -60,31 +64,38 @@ def test_wide_weights_are_bound_by_memory_and_long_prompts_by_arithmetic() -> No
     size = model.stat().st_size - 1024 * 2048 * 2
     answers: list[dict[str, Any]] = []
     shares: list[float] = []
+    plain = 0
     with pysync.PySync(pysync.Options(model, threads=1, context=1024)) as victim:
         victim.ask("generate", context=0, prompt=models.words(4), n=2)
         for attempt in range(ATTEMPTS):
             # It may be interrupted by others, or for being in front of them all for seconds.
             (first_in_line if attempt % 2 else as_others)(victim.pid)
+            before = ready_seconds(victim.pid)
             seen = watched(victim, PROMPT, DECODED, answers)
-            found |= {v.rule: v for v in judge(seen)}
+            waited = ready_seconds(victim.pid) - before
+            now = {v.rule: v for v in judge(seen)}
+            assert "nothing_wrong" not in now or len(now) == 1
+            found |= now
             assert seen.peaks is not None
             took = [c["end"] - c["begin"] for c in answers[-1]["calls"] if c["tokens"] == 1]
             shares.append(
-                size / statistics.median(took) * 1e9 / (seen.peaks.by_threads[0].read_bytes_per_second or 0)
+                size / statistics.fmean(took) * 1e9 / (seen.peaks.by_threads[0].read_bytes_per_second or 0)
             )
+            plain += 0.65 < shares[-1] < 1.15 and waited < 0.02 * sum(took) / 1e9
             bound = "memory_bandwidth_bound_decode" in found or (attempt >= 2 and max(shares) < 0.65)
             if bound and "compute_bound_prefill" in found:
                 break
     assert "compute_bound_prefill" in found
-    if max(shares) < 0.65 and "memory_bandwidth_bound_decode" not in found:
-        # By the engine's own clock: its arithmetic takes as long as the reading.
+    if plain < PLAIN and "memory_bandwidth_bound_decode" not in found:
+        # By the engine's own clock: its arithmetic takes as long as the reading, or others use the memory.
         pytest.skip(f"a thread of this engine reads at {max(shares):.0%} of what one can read here at most")
     memory = found["memory_bandwidth_bound_decode"]
     assert memory.seconds_per_token is not None
-    read = next(float(e.split()[3]) for e in memory.evidence if e.startswith("each token reads"))
+    read = next(
+        float(e.split()[3].replace(",", "")) for e in memory.evidence if e.startswith("each token reads")
+    )
     assert 0.97 * size < read * 1e6 < 1.03 * size
     assert 0 < memory.seconds_per_token < 1
-    assert "nothing_wrong" not in found
 
 
 def test_a_model_that_caches_hold_is_not_bound_by_memory() -> None:

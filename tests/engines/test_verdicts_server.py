@@ -39,10 +39,16 @@ def test_more_threads_than_cores(engines: Engines) -> None:
     cpus = len(os.sched_getaffinity(0))
     if cpus >= 4:
         pytest.skip("this machine has cores enough for four threads")
+    in_one_of(ATTEMPTS, lambda: more_threads_than(cpus))
+
+
+def more_threads_than(cpus: int) -> None:
     verdicts = attached(4, undisturbed=False)
     costs = [v["seconds_per_token"] for v in verdicts if v["seconds_per_token"] is not None]
-    assert costs == sorted(costs, reverse=True) and min(costs) > 0
+    assert costs == sorted(costs, reverse=True) and all(cost > 0 for cost in costs)
     assert all(set(v) == {"rule", "confidence", "seconds_per_token", "evidence", "try"} for v in verdicts)
+    # Where others take the cores, that is what is wrong.
+    timed(any(v["rule"] == "more_threads_than_cores" for v in verdicts), verdicts)
     (found,) = (v for v in verdicts if v["rule"] == "more_threads_than_cores")
     assert found["evidence"][0] == f"4 compute threads share {cpus} CPU{'s' if cpus > 1 else ''}"
     # They wait so often that it is watched in short trials only.
