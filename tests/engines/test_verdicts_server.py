@@ -50,7 +50,9 @@ def more_threads_than(cpus: int) -> None:
     # Where others take the cores, that is what is wrong.
     timed(any(v["rule"] == "more_threads_than_cores" for v in verdicts), verdicts)
     (found,) = (v for v in verdicts if v["rule"] == "more_threads_than_cores")
-    assert found["evidence"][0] == f"4 compute threads share {cpus} CPU{'s' if cpus > 1 else ''}"
+    # One that never got a core has not computed.
+    share = f"4 compute threads share {cpus} CPU{'s' if cpus > 1 else ''}"
+    timed(found["evidence"][0] == share, found["evidence"])
     # They wait so often that it is watched in short trials only.
     assert found["try"] == f"--threads {cpus}" and found["confidence"] in ("high", "medium")
 
