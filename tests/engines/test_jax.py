@@ -20,7 +20,9 @@ from tests.engines import jaxclient, pjrt
 from tests.engines.compare import missed
 from tests.engines.jax_victim import STEPS
 from tests.runtime.callvictims import Told, watch
+from tests.tries import in_one_of, timed
 
+ATTEMPTS = 6
 VICTIM = Path(jaxclient.__file__).with_name("jax_victim.py")
 
 
@@ -49,6 +51,10 @@ def by_size(snapshot: Snapshot) -> dict[int | None, ProgramTotal]:
 
 def test_jax_with_a_plugin(start: Callable[[bool], Told]) -> None:
     """It never awaits: it asks whether a result is ready, and else wants to be called back."""
+    in_one_of(ATTEMPTS, lambda: with_a_plugin(start))
+
+
+def with_a_plugin(start: Callable[[bool], Told]) -> None:
     client = start(True)
     with watch(client.pid) as watched:
         client.tell("compile")
@@ -65,7 +71,9 @@ def test_jax_with_a_plugin(start: Callable[[bool], Told]) -> None:
         spread = json.loads(client.tell("spread"))
         copied = [c for c in watched.snapshot().engine_calls if c.call.startswith("copy_to_")]
     after = {p.phase_guess: p for p in by_size(seen).values()}
-    assert set(after) == {"prefill", "decode"}, seen.programs
+    # Which is which is guessed from how long they take, in sum, too: whoever stops one for long hides the
+    # other behind it.
+    timed(set(after) == {"prefill", "decode"}, seen.programs)
     assert any("a guess" in note for note in seen.notes)
     for phase, name, count in (("prefill", "slow", 12), ("decode", "quick", 12 * STEPS)):
         one, old = after[phase], before[after[phase].size]
