@@ -10,6 +10,7 @@ with it, and nothing is lost.
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
 import os
@@ -18,6 +19,7 @@ import socket
 import sys
 from typing import Any
 
+ATTEMPTS = 5
 MAX_MESSAGE = 1 << 16
 CPU_SECONDS = 300
 MEMORY = 4 << 30
@@ -59,7 +61,7 @@ def load(request: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
         tracepoint = kind == "raw_tracepoint"
         program_type = bcc.BPF.RAW_TRACEPOINT if tracepoint else bcc.BPF.KPROBE
         try:
-            loaded = module.load_func(name, program_type, attach_type=-1 if tracepoint else int(kind))
+            loaded = load_one(module, name, program_type, -1 if tracepoint else int(kind))
         except Exception as error:
             if name not in request["optional"]:
                 raise Failure(name, str(error)) from error
@@ -73,6 +75,18 @@ def load(request: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
         raise Failure("compile", f"there is no map {missing[0]}")
     answer = {"maps": list(maps), "programs": list(programs), "left_out": left_out}
     return answer, [*maps.values(), *programs.values()]
+
+
+def load_one(module: Any, name: str, program_type: int, attach_type: int) -> Any:
+    """Have the kernel verify a program, which it gives up when a signal comes (SIGCONT, say): again then,
+    as libbpf does by itself."""
+    for left in reversed(range(ATTEMPTS)):
+        try:
+            return module.load_func(name, program_type, attach_type=attach_type)
+        except Exception as error:
+            if not left or os.strerror(errno.EAGAIN) not in str(error):
+                raise
+    return None
 
 
 def main() -> int:

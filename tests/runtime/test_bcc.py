@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import signal
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from profinferd.agent.errors import MachineError
-from profinferd.agent.kernel import bcc_loader
+from profinferd.agent.kernel import bcc_child, bcc_loader
 from profinferd.agent.kernel.bcc_loader import BCC, BccPrograms
 from profinferd.agent.model.graph import structure
 from profinferd.agent.model.tensors import Graph
@@ -179,6 +180,30 @@ def test_nobody_has_installed_it(tmp_path: Path) -> None:
     """No BCC, or what lies there is something else: what to install, nothing else."""
     with pytest.raises(MachineError, match="apt install python3-bpfcc"):
         BccPrograms.load("perf", bcc=str(tmp_path / "bcc"))
+
+
+class Module:
+    """Of BCC, what loads a program: the kernel says so often that it was disturbed."""
+
+    def __init__(self, disturbed: int, number: int = errno.EAGAIN) -> None:
+        self.left, self.number = disturbed, number
+
+    def load_func(self, name: str, program_type: int, attach_type: int) -> tuple[str, int, int]:
+        self.left -= 1
+        if self.left >= 0:
+            raise Exception(f"Failed to load BPF program {name}: {os.strerror(self.number)}")
+        return name, program_type, attach_type
+
+
+def test_a_signal_while_the_kernel_verifies() -> None:
+    """It gives up a program then, and asks to try again; whatever else it says is final."""
+    assert bcc_child.load_one(Module(4), "describe", 2, -1) == ("describe", 2, -1)
+    with pytest.raises(Exception, match="Resource temporarily"):
+        bcc_child.load_one(Module(5), "describe", 2, -1)
+    refusing = Module(1, errno.EACCES)
+    with pytest.raises(Exception, match="Permission denied"):
+        bcc_child.load_one(refusing, "describe", 2, -1)
+    assert refusing.left == 0
 
 
 @needs_bcc
