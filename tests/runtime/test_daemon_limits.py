@@ -386,7 +386,11 @@ def test_idle(tmp_path: Path) -> None:
     with Daemon(tmp_path, "no-such-program") as daemon:
         daemon.scanned()
         wait_for(lambda: daemon.health()["watched"] == 0, "nothing to be watched")
-        assert daemon.status("VmRSS") <= 48 * 1024, "KiB"
+        resident = daemon.status("VmRSS")
+        # Somebody else's engine, which no rule includes, is looked into all the same, once: with tables of
+        # functions that takes code that is kept.
+        others = daemon.health()["excluded"] > 0
+        assert resident <= (64 if others else 48) * 1024, "KiB"
 
         def turns() -> float:
             before, begun = daemon.status("voluntary_ctxt_switches"), time.monotonic()
