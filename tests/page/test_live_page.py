@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from selenium.webdriver.support.ui import WebDriverWait
 
+from profinferd.exporters import httpd
 from profinferd.exporters.httpd import HttpServer, Request, Response
 from profinferd.exporters.livepage import SECURITY_HEADERS, page, summary
 
@@ -53,7 +54,7 @@ def target(name: str, pid: int, **more: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def served() -> Iterator[tuple[str, list[dict[str, Any]], list[str]]]:
+def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, list[dict[str, Any]], list[str]]]:
     """(address, targets that are shown, paths that were asked for)."""
     targets: list[dict[str, Any]] = []
     asked: list[str] = []
@@ -70,6 +71,7 @@ def served() -> Iterator[tuple[str, list[dict[str, Any]], list[str]]]:
         data = {"version": "0.1.0", "health": health, "targets": summary(now)}
         return Response(HTTPStatus.OK, "application/json", json.dumps(data).encode(), SECURITY_HEADERS)
 
+    monkeypatch.setattr(httpd, "DEADLINE_SECONDS", 60.0)  # a browser may have to wait for a core
     server = HttpServer("127.0.0.1", 0, route, print)
     server.start()
     yield server.url, targets, asked

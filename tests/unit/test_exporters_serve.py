@@ -28,8 +28,9 @@ def log() -> Log:
 
 
 @pytest.fixture
-def server(log: Log) -> Iterator[MetricsServer]:
+def server(log: Log, monkeypatch: pytest.MonkeyPatch) -> Iterator[MetricsServer]:
     """A server that echoes the Accept header, and fails when it says so."""
+    monkeypatch.setattr(httpd, "DEADLINE_SECONDS", 60.0)  # a client may have to wait for a core
 
     def render(accept: str) -> tuple[str, bytes]:
         if accept == "fail":

@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
+from unittest import mock
 
 import bcrypt
 import pytest
 
-from profinferd.exporters import webconfig
+from profinferd.exporters import httpd, webconfig
 from profinferd.exporters.httpd import HttpServer, Request, Response
 from profinferd.exporters.webconfig import WebConfig, WebConfigError, load_web_config
 
@@ -51,11 +52,12 @@ def serving(web: WebConfig) -> Iterator[HttpServer]:
         return web.refusal(request) or Response(HTTPStatus.OK, body=b"figures\n")
 
     server = HttpServer("127.0.0.1", 0, route, print, web.tls)
-    server.start()
-    try:
-        yield server
-    finally:
-        server.close()
+    with mock.patch.object(httpd, "DEADLINE_SECONDS", 60.0):  # a client may have to wait for a core
+        server.start()
+        try:
+            yield server
+        finally:
+            server.close()
 
 
 def curl(url: str, *options: str) -> tuple[int, str]:
