@@ -320,8 +320,12 @@ def test_hostile_names(daemon: Daemon, programs: Path, tmp_path: Path) -> None:
     assert all(own.match(line) for line in text.split("\n")[:-1]), text
 
 
-def test_what_the_daemon_says_about_itself(daemon: Daemon) -> None:
+def test_what_the_daemon_says_about_itself(daemon: Daemon, programs: Path) -> None:
     """C66 and its own bounds are metrics; health and readiness answer."""
+    with Engine(programs / f"{NAME}-one") as stub:
+        daemon.wait_for(stub.pid)  # before the first engine there are no programs to speak of
+    target = {"target": f"{NAME}-one", "reason": "ended"}
+    daemon.wait_for_sample(0, "profinfer_target_state", **target)
     names = {key.partition("{")[0] for key in daemon.samples()}
     assert {
         "profinfer_daemon_open_files",
