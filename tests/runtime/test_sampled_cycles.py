@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -25,8 +26,8 @@ AT_ONCE = 10
 EACH = {"session": 100, "multi": 50, "perf": 5}
 """So many each: 1,000 in all, 500 with plain links, 50 with perf uprobes, which take longest."""
 CALLS = 300
-LOAD = 6
-"""Answers of the victim meanwhile, at least."""
+LOAD, SECONDS = 6, 600.0
+"""Answers of the victim meanwhile, at least, of which something was seen; how long that may take."""
 SIZES = 17
 
 
@@ -63,13 +64,14 @@ def test_cycles_under_load(method: str) -> None:
             one.programs.give_spare(victim.pid, 0, size, 0, 0, 64)
         mode = one.programs.types.constants()["OPS_SUM"]
         one.programs.set_target(victim.pid, layout=0, mode=mode)
-        answers, loaded = [], threading.Event()
+        answers, loaded, until = [], threading.Event(), time.monotonic() + SECONDS
         with ThreadPoolExecutor(AT_ONCE) as pool:
             try:
                 cycling = [pool.submit(_cycle, one, who, EACH[method], loaded) for who in range(AT_ONCE)]
                 while not all(one_of_them.done() for one_of_them in cycling):
                     answers.append(one.tell("calls", CALLS))
-                    if len(answers) == LOAD:
+                    assert time.monotonic() < until, "nothing was seen of it"
+                    if len(answers) >= LOAD and one.programs.sums(0, 64)["calls"].sum():
                         loaded.set()
             finally:
                 loaded.set()
